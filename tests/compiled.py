@@ -53,9 +53,14 @@ class Compiled:
 def aligned_cases(op: Op, step: Step) -> list[Case]:
     """For every dtype and variant that a step is timed on, the last case whose sizes all tiles divide.
 
-    Of the wide cases that is one with few tiles, among which every split of K is possible.
+    Of the wide cases that is one with few tiles, among which every split of K is possible. Attention's tiles divide its
+    lengths alone.
     """
-    even = [case for case in op.timed_cases if op.times(step, case) and all(n % 512 == 0 for n in case.shape)]
+
+    def tiled(case: Case) -> tuple[int, ...]:
+        return case.shape[2:3] if "band" in op.options(case) else case.shape
+
+    even = [case for case in op.timed_cases if op.times(step, case) and all(n % 512 == 0 for n in tiled(case))]
     return list({(case.dtype, case.variant): case for case in even}.values())
 
 

@@ -23,6 +23,7 @@ MMA = r"mma\.sync"
 MMA_TF32 = r"mma\.sync\S*\.tf32"
 WGMMA = r"wgmma\.mma_async"
 WGMMA_TF32 = r"wgmma\.mma_async\S*\.tf32"
+WGMMA_FROM_REGISTERS = r"wgmma\.mma_async\S*\s*\{[^}]*\}\s*,\s*\{"  # behind the sums, the left operand
 WGMMA_256_COLUMNS = r"wgmma\.mma_async\S*\.m64n256k16"
 MATRIX_STORE = r"stmatrix"
 MORE_REGISTERS = r"setmaxnreg\.inc"

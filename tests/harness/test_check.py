@@ -211,8 +211,8 @@ def misjudged(name: str) -> list[str]:
     wrong = []
     cases = dict.fromkeys(with_fewer_rows(case, 2**16) for case in op.test_cases)
     for case in (judged for each in cases for judged in op.judged_cases(each)):
-        if math.prod(case.shape) > 2**26:
-            continue  # seconds without a GPU
+        if math.prod(case.shape) > 2**26 or op.differs("torch", case):
+            continue  # seconds without a GPU, or known to be another result
         # oneDNN's gelu, which some processors get, makes infinity NaN: pytorch/pytorch#185770.
         with torch.backends.mkldnn.flags(enabled=case.get("values") != "inf"):
             verdict = check_baseline(op, call, case, device="cpu")

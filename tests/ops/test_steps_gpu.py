@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from collections.abc import Callable
@@ -90,12 +89,6 @@ def ordinary(op: Op, step: Step) -> Case:
     return max((case for case in op.test_cases if not case.variant and op.serves(step, case)), key=op.bytes)
 
 
-def at_ordinary(op: Op, step: Step, backend: Backend) -> tuple[Callable[..., None], Case]:
-    """A step with the options of that case, and the case."""
-    case = ordinary(op, step)
-    return functools.partial(loaded(op, step, backend), **op.options(case)), case
-
-
 @pytest.mark.parametrize(("op", "step", "backend", "case"), CASES)
 def test_step_is_right(op: Op, step: Step, backend: Backend, case: Case) -> None:
     verdict = check(op, loaded(op, step, backend), case)
@@ -146,7 +139,7 @@ def test_baseline_is_right(op: Op, name: str, case: Case) -> None:
 @pytest.mark.parametrize(("op", "step", "backend"), CELLS)
 def test_step_runs_on_the_current_stream(op: Op, step: Step, backend: Backend) -> None:
     """Its inputs are still being written, on that stream, when it is called."""
-    call, case = at_ordinary(op, step, backend)
+    call, case = loaded(op, step, backend), ordinary(op, step)
     source = op.inputs(case, generator(case, "cuda", seed=1))
     late = tuple(torch.zeros_like(tensor) for tensor in source)
     out = empty_outputs(op, case, "cuda")
@@ -164,7 +157,7 @@ def test_step_runs_on_the_current_stream(op: Op, step: Step, backend: Backend) -
 
 @pytest.mark.parametrize(("op", "step", "backend"), CELLS)
 def test_step_replays_from_a_graph_on_new_values(op: Op, step: Step, backend: Backend) -> None:
-    call, case = at_ordinary(op, step, backend)
+    call, case = loaded(op, step, backend), ordinary(op, step)
     inputs = op.inputs(case, generator(case, "cuda", seed=1))
     out = empty_outputs(op, case, "cuda")
     call(*inputs, out=out)
@@ -187,7 +180,7 @@ def test_step_replays_from_a_graph_on_new_values(op: Op, step: Step, backend: Ba
 def test_step_gives_the_same_bits_every_time(op: Op, step: Step, backend: Backend) -> None:
     if not step.deterministic:
         pytest.skip(f"{step.name} gives other last bits in every run, as its spec says")
-    call, case = at_ordinary(op, step, backend)
+    call, case = loaded(op, step, backend), ordinary(op, step)
     inputs = op.inputs(case, generator(case, "cuda"))
     outs = [empty_outputs(op, case, "cuda") for _ in range(20)]
     for out in outs:
@@ -200,7 +193,7 @@ def test_step_gives_the_same_bits_every_time(op: Op, step: Step, backend: Backen
 
 @pytest.mark.parametrize(("op", "step", "backend"), CELLS)
 def test_step_refuses_what_it_cannot_serve(op: Op, step: Step, backend: Backend) -> None:
-    call, case = at_ordinary(op, step, backend)
+    call, case = loaded(op, step, backend), ordinary(op, step)
     inputs = op.inputs(case, generator(case, "cuda"))
     first, *rest = inputs
     out, *others = each_of(empty_outputs(op, case, "cuda"))

@@ -5,12 +5,8 @@
 
 #include <cstdint>
 
+#include "lib/head_strides.h"
 #include "lib/step.h"
-
-// Elements between neighbours of a tensor [B, heads, S, D]; the D elements of a row are neighbours.
-struct HeadStrides {
-  int64_t batch, head, row;
-};
 
 // Query i sees the keys from i + first to i + last. Without a limit these lie beyond every key: first is -Sq
 // or less, last is Sk or more.

@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "args.h"
-#include "attention/head_map.h"
 #include "lib/common.cuh"
+#include "lib/head_map.h"
 
 struct Problem {
   CUtensorMap q, k, v;  // k and v are empty if there are no keys

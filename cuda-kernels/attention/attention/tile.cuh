@@ -1,11 +1,8 @@
-// How tiles come to shared memory and results leave: what all steps from v05 on have in common.
+// What a consumer knows of its rows, and how results leave: what all steps from v05 on have in common.
 #pragma once
 
-#include "lib/ptx/hopper.cuh"
+#include "lib/head_tile.cuh"
 #include "walk.cuh"
-
-constexpr int WARPGROUP = 128;  // threads
-constexpr int ROW_BYTES = 128;  // 64 elements, as wide as the swizzle
 
 // What a thread knows of its rows, r and r + 8. The sum is of its own columns only.
 struct Rows {
@@ -14,28 +11,6 @@ struct Rows {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// One thread asks for a tile of one head's rows: panels of 64 columns, BYTES each.
-template <int PANELS, int BYTES>
-__device__ inline void fetch(uint8_t (&tile)[PANELS][BYTES], const CUtensorMap* map, int row, int head,
-                             int batch, uint64_t* full) {
-  mbarrier_arrive_expect_tx(full, PANELS * BYTES);
-#pragma unroll
-  for (int i = 0; i < PANELS; ++i) tma_load(tile[i], map, i * 64, row, head, batch, full);
-}
-
-// A warpgroup, by its number among those that compute, flips the signs of its 64 rows of q.
-template <int PANELS, int BYTES>
-__device__ inline void negate(uint8_t (&q)[PANELS][BYTES], int number) {
-#pragma unroll 1
-  for (int i = 0; i < PANELS; ++i) {
-    uint32_t* words = reinterpret_cast<uint32_t*>(q[i] + number * 64 * ROW_BYTES);
-#pragma unroll 1
-    for (int j = threadIdx.x % WARPGROUP; j < 64 * ROW_BYTES / 4; j += WARPGROUP) words[j] ^= 0x80008000;
-  }
-  fence_proxy_async();                        // shows them to wgmma
-  named_barrier_sync(1 + number, WARPGROUP);  // for all threads' words
-}
 
 // A warpgroup stores 64 rows: out divided by the sums, and the sums' logarithms. `place` is the head's first
 // row among those of all heads, `row` the thread's first one within the head.

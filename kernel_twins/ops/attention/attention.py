@@ -114,7 +114,7 @@ OP = Op(
                 Prediction("bank_conflicts", "<=", 3, backends=("cuda",)),
             ),
             accepts=shared.up_to(128),
-            promises={80: (ptx.MMA,), 90: (ptx.TENSOR_CORES,)},
+            promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
         ),
         Step(
             name="v03_exp2",
@@ -124,6 +124,7 @@ OP = Op(
                 Prediction("time", "<=", 0.6, relative=True, case=_CAUSAL),
             ),
             accepts=shared.up_to(128),
+            promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
         ),
         Step(
             name="v04_pipelined",
@@ -132,7 +133,8 @@ OP = Op(
                 Prediction("tensor_pipe", ">=", 35),
             ),
             accepts=shared.up_to(128),
-            promises={80: (ptx.COPY_16_BYTES,), 90: (ptx.COPY_16_BYTES,)},
+            promises={80: (ptx.COPY_16_BYTES, ptx.MMA), 90: (ptx.COPY_16_BYTES, ptx.WGMMA_FROM_REGISTERS)},
+            spills=(80,),
         ),
         Step(
             name="v05_tma",
@@ -144,7 +146,7 @@ OP = Op(
             ),
             arch="==9.0a",
             accepts=shared.copyable(128),
-            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
+            promises={90: (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD)},
         ),
         Step(
             name="v06_warp_specialized",

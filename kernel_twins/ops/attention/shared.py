@@ -222,8 +222,19 @@ def lse_reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, *, out: tuple[Tensor, Tensor], scale: float, band: Band) -> None:
-    """q: [B, H, Sq, D], k and v: [B, H_KV, Sk, D], rows of D neighbours; out: [B, H, Sq, D] and fp32 [B, H, Sq]."""
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    out: tuple[Tensor, Tensor],
+    scale: float | None = None,
+    band: Band | None = None,
+) -> None:
+    """q: [B, H, Sq, D], k and v: [B, H_KV, Sk, D], rows of D neighbours; out: [B, H, Sq, D] and fp32 [B, H, Sq].
+
+    Without them, the scale is 1 / sqrt(D), and every query sees every key.
+    """
     from kernel_twins.ops import tensors
 
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -231,7 +242,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, out: tuple[Tensor, Tensor], scale:
         tensors.require_same_dtype(name, tensor, "q", q)
         tensors.require_rank(name, tensor, 4)
         tensors.require_device(name, tensor, "q", q)
-        if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+        if tensor.stride(3) != 1:
             raise ValueError(f"{name} has strides {tensor.stride()}, the last must be 1: call {name}.contiguous()")
     batch, heads, queries, d = q.shape
     if d % 8 or not 0 < d <= LARGEST_D:
@@ -246,6 +257,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, *, out: tuple[Tensor, Tensor], scale:
     if len(out) != 2:
         raise ValueError(f"out has {len(out)} tensors, must have 2: the result, lse")
     result, lse = out
+    for name, tensor in (("out[0]", result), ("out[1]", lse)):
+        tensors.require_tensor(name, tensor)
     tensors.require_same_dtype("out[0]", result, "q", q)
     tensors.require_shape("out[0]", result, tuple(q.shape), "it has a row for each query")
     tensors.require_dtype("out[1]", lse, "fp32")

@@ -73,18 +73,25 @@ def attention_v02_tensor_cores_kernel(
 
 
 def attention_v02_tensor_cores(
-    q: Tensor, k: Tensor, v: Tensor, *, out: tuple[Tensor, Tensor], scale: float, band: tuple[int, int]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    out: tuple[Tensor, Tensor],
+    scale: float | None = None,
+    band: tuple[int, int] | None = None,
 ) -> None:
     """out = softmax(scale * q @ k^T + mask) @ v, and the logarithm of each row's sum.
 
     q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], contiguous rows, bf16 or fp16; out: [B, H, Sq, D] and fp32 [B, H, Sq].
-    Query i sees the keys from i + band[0] to i + band[1].
+    Query i sees the keys from i + band[0] to i + band[1]. Without them, the scale is 1 / sqrt(D), and it sees all.
     """
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     if B * H * Sq == 0:
         return
+    scale = D**-0.5 if scale is None else scale
     # Limits that lie beyond every key bind no more there, and have 32 bits.
-    first, last = (max(-Sq, min(limit, Sk)) for limit in band)
+    first, last = (max(-Sq, min(limit, Sk)) for limit in band or (-Sq, Sk))
     grid = (B * H * triton.cdiv(Sq, BLOCK_M),)
     attention_v02_tensor_cores_kernel[grid](
         q, k, v, *out, H, H // H_KV, Sq, Sk, scale, first, last,

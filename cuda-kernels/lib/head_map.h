@@ -4,8 +4,8 @@
 #include <array>
 #include <string>
 
-#include "attention/attention/args.h"
-#include "lib/tensor_map.h"
+#include "head_strides.h"
+#include "tensor_map.h"
 
 // Exclusive limit of S. A row's number and a band's limit are added in 32 bits.
 constexpr int64_t LARGEST_LENGTH = (int64_t{1} << 30) - 1024;
