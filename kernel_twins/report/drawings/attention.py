@@ -14,11 +14,11 @@ def one_query(drawing: Drawing) -> None:
     drawing.cells(336, 34, 8, 34, 22, "shared", [f"v{i}" for i in range(8)], {"tensor": [2]})
     drawing.down(58, 96, 100, 420)
     drawing.note(112, 78, "one broadcast to all threads")
-    drawing.heading(16, 110, "registers of each thread")
+    drawing.heading(16, 110, "of each thread: its query, in shared memory, too, and its registers")
     for index, name in enumerate(("thread 0", "thread 1", "thread 127")):
         x = 16 + 206 * index
         drawing.boxes(
-            x, 124, 26, ((52, "registers", f"q{(0, 1, 127)[index]}"), (136, "registers", "out, max, sum")), gap=4
+            x, 124, 26, ((52, "shared", f"q{(0, 1, 127)[index]}"), (136, "registers", "out, max, sum")), gap=4
         )
         drawing.note(x, 164, name)
     drawing.text(16, 190, "s = q k2; the maximum may rise: then out and sum shrink; out += e^(s - max) v2")
