@@ -34,3 +34,11 @@ def with_axes_halved(case: Case, axes: Collection[int], elements: int) -> Case:
         longest = max(axes, key=lambda axis: shape[axis])
         shape[longest] = (shape[longest] + 1) // 2
     return dataclasses.replace(case, shape=tuple(shape))
+
+
+def with_few_heads(case: Case, most: int = 6) -> Case:
+    """Attention with few query heads; anything else, and grouped heads, as it is."""
+    if len(case.shape) != 4 or case.get("axes") or case.get("kv"):
+        return case
+    b, h, s, d = case.shape
+    return dataclasses.replace(case, shape=(b, min(h, most), s, d))

@@ -13,21 +13,22 @@ class Overwrites(NamedTuple):
 
     as_it_is: int
     without_waits: int
-    too_lax: int
+    a_group_too_lax: int
+    two_groups_too_lax: int
 
     @classmethod
     def of(cls, listing: Listing) -> Self:
-        lax = max(len(overwrites(too_lax(listing, groups))) for groups in (1, 2))
-        return cls(len(overwrites(listing)), len(overwrites(without_waits(listing))), lax)
+        broken = without_waits(listing), too_lax(listing, 1), too_lax(listing, 2)
+        return cls(*(len(overwrites(each)) for each in (listing, *broken)))
 
-    def require_none(self, kernel: str) -> None:
-        """None; and the kernel would be found out if a wait were missing, or waited for a group or two less.
+    def require_none(self, kernel: str, *, alternates: bool = False) -> None:
+        """None; and the kernel would be found out if a wait were missing, or waited for a group less.
 
-        Two, where products from registers alternate with others, as in attention.
+        For two less, where a kernel ``alternates`` products from registers with others, as attention does.
         """
         assert self.as_it_is == 0, kernel
         assert self.without_waits > 0, kernel
-        assert self.too_lax > 0, kernel
+        assert (self.two_groups_too_lax if alternates else self.a_group_too_lax) > 0, kernel
 
 
 def without_waits(given: Listing) -> Listing:

@@ -162,8 +162,11 @@ def compare(op: Op, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tenso
 
 def _results(
     op: Op, call: Call, case: Case, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]
-) -> tuple[Tensor, ...]:
-    """The results of a call: the ``outputs`` that it was given, or the tensors that it returned instead."""
+) -> tuple[Tensor | None, ...]:
+    """The results of a call: the ``outputs`` that it was given, or the tensors that it returned instead.
+
+    A baseline may return None in the place of one that it does not tell.
+    """
     returned = call(*inputs, **op.options(case), out=outputs[0] if len(outputs) == 1 else outputs)
     if isinstance(returned, Tensor):
         return (returned,)
@@ -238,7 +241,7 @@ class Problem:
     def __init__(self, op: Op, case: Case, inputs: tuple[Tensor, ...]) -> None:
         self.case, self.inputs = case, inputs
         self._op = op
-        self._torch_outs: tuple[Tensor, ...] = ()
+        self._torch_outs: tuple[Tensor | None, ...] = ()
         self._kept: dict[int, list[_Rows]] = {}
 
     def run(self, call: Call, *, is_baseline: bool = False) -> Verdict:
@@ -255,7 +258,11 @@ class Problem:
             for index, (tensor, copy) in enumerate(zip(inputs, before, strict=True)):
                 if not _same_bits(tensor, copy):
                     return Verdict(False, f"changed its input {index}")
-        for each, wanted in zip(outputs, op.outputs(case), strict=not is_baseline):  # which may return the first alone
+        for each, wanted in zip(outputs, op.outputs(case), strict=True):
+            if each is None:
+                if not is_baseline:
+                    return Verdict(False, "returned None for a result")
+                continue
             if (tuple(each.shape), each.dtype) != (wanted.shape, OUT_DTYPE[wanted.dtype]):
                 shape, dtype = tuple(each.shape), each.dtype
                 return Verdict(
@@ -263,10 +270,12 @@ class Problem:
                 )
         return self.compare(outputs, is_baseline=is_baseline)
 
-    def compare(self, outputs: tuple[Tensor, ...], *, is_baseline: bool = False) -> Verdict:
+    def compare(self, outputs: tuple[Tensor | None, ...], *, is_baseline: bool = False) -> Verdict:
         """Judge outputs; NotJudgedError if memory does not suffice for that."""
         verdicts = []
         for index, out in enumerate(outputs):
+            if out is None:
+                continue
             with judging():
                 verdict = self._judge(index, out, is_baseline)
             if not verdict.ok:
@@ -316,6 +325,7 @@ class Problem:
             given = like if isinstance(like, tuple) else (like,)
             self._torch_outs = _results(self._op, call, self.case, self.inputs, given)
         torch_out = self._torch_outs[index]
+        assert torch_out is not None  # the exemplar tells all
         torch_out = torch_out.reshape(1) if torch_out.dim() == 0 else torch_out
         step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
         for start in range(0, out.shape[0], step):
@@ -342,9 +352,10 @@ def _described_rows(
     if deviation is not None:
         deviation = deviation.masked_fill(special, 0.0)
         once = expected.double().masked_fill(special, 0.0) - exact
-        usual = torch.maximum(usual, (_mean(once.square(), counts) + _mean(deviation.square(), counts)).sqrt())
-        # Results of one row of v share the roundings of their terms: only their rows are independent.
-        usual *= 1 + _STANDARD_ERRORS / (2 * counts / exact.shape[-1]).clamp_min(1).sqrt()
+        alone = (_mean(once.square(), counts) + _mean(deviation.square(), counts)).sqrt()
+        # Results along the last dimension share the roundings of their terms: only what lies apart is independent.
+        alone *= 1 + _STANDARD_ERRORS / (2 * counts / exact.shape[-1]).clamp_min(1).sqrt()
+        usual = torch.maximum(usual, alone)
     if rounds:
         by_chance = _ROUNDED * _mean(torch_error, counts).abs() + _STANDARD_ERRORS * usual / counts.sqrt()
         lowest, highest = lowest - by_chance, highest + by_chance

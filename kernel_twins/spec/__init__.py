@@ -253,7 +253,7 @@ class Op:
     the argument. ``accepts`` returns the reason for refusing a case, or an empty string. ``flops`` and ``bytes`` are
     the operation's minimum, never a step's traffic, so that steps compare; ``ceiling`` names the limit of the hardware
     survey that a rate is compared with. ``bench_cases`` are timed for every step, ``wide_cases`` only for ``wide``
-    steps; docs/results.md shows ``headline_cases``. ``size_axis`` is that of the plot; without one a case is a bar.
+    steps; docs/results.md shows ``headline_cases``. ``size_axis`` is the plot's x axis; without one a case is a bar.
 
     ``behind`` lists, by language, the steps behind the operation's public function; a call runs the first that the GPU
     and its sizes allow. Beyond a limit, an operator in ``cuda-kernels/*/torch*.cpp`` skips the step at the place

@@ -159,7 +159,8 @@ def test_no_cuda_kernel_overwrites_what_a_wgmma_reads() -> None:
     assert {f"matmul_tf32x3_v05_wgmma_kernel<{n}>" for n in (64, 128)} <= names
     for symbol, given in kernels.items():
         assert wgmma_hazards.reads_registers(given)
-        Overwrites.of(given).require_none(disassembly.short_name(symbol))
+        name = disassembly.short_name(symbol)
+        Overwrites.of(given).require_none(name, alternates=name.startswith("attention_"))
 
 
 @pytest.mark.parametrize(("op", "step"), STEPS)
@@ -173,4 +174,4 @@ def test_no_triton_kernel_overwrites_what_a_wgmma_reads(op: Op, step: Step) -> N
     for kernel in kernels:
         assert (kernel.overwrites is not None) == from_registers, kernel.name
         if kernel.overwrites is not None:
-            kernel.overwrites.require_none(kernel.name)
+            kernel.overwrites.require_none(kernel.name, alternates=op.name == "attention")

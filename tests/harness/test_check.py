@@ -17,7 +17,7 @@ from kernel_twins.harness.bench import _gate  # noqa: E402
 from kernel_twins.harness.check import Judge, check, check_baseline  # noqa: E402
 from kernel_twins.spec import Case, Name  # noqa: E402
 from tests import forks  # noqa: E402
-from tests.cases import with_fewer_rows  # noqa: E402
+from tests.cases import with_few_heads, with_fewer_rows  # noqa: E402
 
 ADD = OPS["vector_add"]
 MATMUL = OPS["matmul_fp32"]
@@ -209,10 +209,10 @@ def test_pytorch_passes_on_every_case(op: str) -> None:
 def misjudged(name: str) -> list[str]:
     op, call = OPS[name], load_baseline(name, "torch")
     wrong = []
-    cases = dict.fromkeys(with_fewer_rows(case, 2**16) for case in op.test_cases)
+    cases = dict.fromkeys(with_few_heads(with_fewer_rows(case, 2**16)) for case in op.test_cases)
     for case in (judged for each in cases for judged in op.judged_cases(each)):
-        if math.prod(case.shape) > 2**26 or op.differs("torch", case):
-            continue  # seconds without a GPU, or known to be another result
+        if math.prod(case.shape) > 2**26 or case.get("scale") == "neg":
+            continue  # seconds without a GPU; PyTorch's attention makes NaN of a negative scale
         # oneDNN's gelu, which some processors get, makes infinity NaN: pytorch/pytorch#185770.
         with torch.backends.mkldnn.flags(enabled=case.get("values") != "inf"):
             verdict = check_baseline(op, call, case, device="cpu")

@@ -22,7 +22,7 @@ import pytest
 from kernel_twins import OPS, load, ops
 from kernel_twins.spec import Case, Op, Step
 from tests import forks
-from tests.cases import with_axes_halved, with_fewer_rows, with_shorter_rows
+from tests.cases import with_axes_halved, with_few_heads, with_fewer_rows, with_shorter_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 # The interpreter takes some ten microseconds an operation, however large its blocks: products of sizes up to which a
@@ -122,8 +122,8 @@ def with_small_rows(cases: list[Case], apart: bool) -> list[Case]:
 
 
 def with_few_queries(case: Case, most: int) -> Case:
-    """With the first queries and all keys, of which a window then sees the last."""
-    b, h, queries, d = case.shape
+    """With few heads and queries, and all keys: an aligned band then lies at the last ones."""
+    b, h, queries, d = with_few_heads(case).shape
     keys = case.get("keys", str(queries))
     return dataclasses.replace(case, shape=(b, h, min(queries, most), d)).but(keys=keys)
 

@@ -69,8 +69,7 @@ inline unsigned blocks_of(const AttentionArgs& args, const Problem& problem) {
 template <typename Function>
 void dispatch_heads(const AttentionArgs& args, Function function) {
   if (args.D > 128) {
-    throw std::runtime_error("D is " + std::to_string(args.D) +
-                             ", must be at most 128 for this step: take an earlier step");
+    throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most 128");
   }
   dispatch(args.dtype, [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, float>) {

@@ -6,7 +6,7 @@
 constexpr int64_t SECTION_BYTES = 32 << 20;  // of keys and values: part of L2's 50 MB
 
 // The order of tiles, as persistent blocks take them: sections of heads whose keys and values fit into L2
-// together, within a section the tiles that see the most keys first, and of these one of each head.
+// together. Where a head's first or last tiles see the most keys, these come first, one of each head.
 struct Queue {
   int tiles;
   int heads;              // over all batches
@@ -41,7 +41,7 @@ inline int64_t keys_of(const Problem& problem, int64_t first_row, int block_m) {
 
 inline Queue queue_of(const AttentionArgs& args, const Problem& problem, int block_m) {
   const int64_t bytes =
-      std::max<int64_t>(args.Sk * args.D * 2 * size_of(args.dtype), 1);  // of a head of keys
+      std::max<int64_t>(args.Sk * args.D * 2 * size_of(args.dtype), 1);  // of a head's keys and values
   Queue queue = {};
   queue.tiles = static_cast<int>(blocks_of(args, problem));
   queue.heads = queue.tiles / problem.blocks_m;

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(THREADS) attention_v01_one_query_kernel(Attent
   const T* v = static_cast<const T*>(args.v) + batch * args.v_stride.batch + kv_head * args.v_stride.head;
 
   // The query sees the keys from first_key to end_key - 1. Written so that no limit can overflow.
-  const int64_t first_key = max(args.band.first, -query) + query;
+  const int64_t first_key = min(max(args.band.first, -query), args.Sk) + query;
   const int64_t end_key = min(args.band.last, args.Sk - 1 - query) + query + 1;
 
   // A thread reads what it wrote itself, so that no barrier is needed.

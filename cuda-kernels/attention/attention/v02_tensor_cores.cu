@@ -102,6 +102,11 @@ __device__ inline float row_total(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// A limit of the band, no further out than makes a difference: sums with it cannot overflow.
+__device__ inline int64_t clamped(int64_t limit, const AttentionArgs& args) {
+  return min(max(limit, -args.Sq), args.Sk);
+}
+
 }  // namespace
 
 // HEAD: 64 or 128, at least D. WIDE: rows can be copied in pieces of 16 bytes, and pairs of results stored.
@@ -126,8 +131,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
   // Query `row` of the block sees the keys from first + row to last + row. A band without limits may be of
   // any size, and must not overflow.
-  const int64_t first = max(args.band.first, -args.Sq) + block_row;
-  const int64_t last = min(args.band.last, args.Sk) + block_row;
+  const int64_t first = clamped(args.band.first, args) + block_row;
+  const int64_t last = clamped(args.band.last, args) + block_row;
 
   // The row whose address a lane gives to ldmatrix, at the first step and tile. The others differ by whole
   // rows, which are added, or in bits of the piece's place, which are XORed.

@@ -103,6 +103,11 @@ __device__ inline float row_total(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// A limit of the band, no further out than makes a difference: sums with it cannot overflow.
+__device__ inline int64_t clamped(int64_t limit, const AttentionArgs& args) {
+  return min(max(limit, -args.Sq), args.Sk);
+}
+
 }  // namespace
 
 // HEAD: 64 or 128, at least D. WIDE: rows can be copied in pieces of 16 bytes, and pairs of results stored.
@@ -113,13 +118,12 @@ __global__ void __launch_bounds__(THREADS, HEAD == 64 && WIDE ? 2 : 1)
   Tiles<T, HEAD>& tiles = *reinterpret_cast<Tiles<T, HEAD>*>(shared);
 
   // The grid is flat, since its y and z would end at 65535. A head's blocks are neighbours: those that run at
-  // the same time read the same keys and values, which come from L2. Its last queries come first, since under
-  // a causal mask they see most keys: what runs last on the GPU should be short.
+  // the same time read the same keys and values, which come from L2.
   const int64_t blocks_m = cdiv(args.Sq, BLOCK_M);
   const int64_t batch = blockIdx.x / blocks_m / args.H;
   const int64_t head = blockIdx.x / blocks_m % args.H;
   const int64_t kv_head = head / (args.H / args.H_KV);
-  const int64_t block_row = (blocks_m - 1 - blockIdx.x % blocks_m) * BLOCK_M;
+  const int64_t block_row = blockIdx.x % blocks_m * BLOCK_M;
   const int warp_row = threadIdx.x / 32 * 16;  // within the block's tile
   const int lane_id = threadIdx.x % 32;
   const int D = args.D;
@@ -129,8 +133,8 @@ __global__ void __launch_bounds__(THREADS, HEAD == 64 && WIDE ? 2 : 1)
 
   // Query `row` of the block sees the keys from first + row to last + row. A band without limits may be of
   // any size, and must not overflow.
-  const int64_t first = max(args.band.first, -args.Sq) + block_row;
-  const int64_t last = min(args.band.last, args.Sk) + block_row;
+  const int64_t first = clamped(args.band.first, args) + block_row;
+  const int64_t last = clamped(args.band.last, args) + block_row;
   const int rows = min(args.Sq - block_row, int64_t{BLOCK_M});
   const int64_t end_key = min(last + rows, args.Sk);  // behind all that any of them sees
 

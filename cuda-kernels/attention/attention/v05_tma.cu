@@ -6,7 +6,7 @@
 //           first operand. v04's threads copied 16 bytes each and loaded fragments for mma.sync.
 // Why:      no other instruction than wgmma reaches the tensor cores' full rate. The copy engine takes care
 //           of addresses, edges and swizzle, and no fragments have to be loaded. Two warpgroups share each
-//           tile of keys and values, so that it is fetched once for 128 queries.
+//           tile of keys and values: as in v04, it is fetched once for 128 queries.
 // Counter:  instructions and time fall; tensor_pipe rises.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 128; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
@@ -56,7 +56,7 @@ __device__ inline void multiply_values(float (&out)[WIDTH / 2], const uint32_t (
                                        uint64_t v) {
 #pragma unroll
   for (int step = 0; step < BLOCK_N / 16; ++step)
-    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * ROW_BYTES, true);
+    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * (16 * ROW_BYTES / 16), true);
 }
 
 // Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
@@ -85,8 +85,10 @@ __device__ inline void exponentiate(float (&scores)[SCORES], Rows& rows, float (
     float max = fmaxf(top[half * 2], top[half * 2 + 1]);
     max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 2));
-    shift[half] = MASKED && max == -INFINITY ? 0.0f : max * factor;
-    shrink[half] = exp2_approx(fmaf(rows.max[half], factor, -shift[half]));
+    const float base = MASKED && max == -INFINITY ? 0.0f : max;
+    shift[half] = base * factor;
+    // The difference comes first: exactly 1 where the maximum stays, however many tiles follow.
+    shrink[half] = exp2_approx((rows.max[half] - base) * factor);
     rows.max[half] = max;
   }
   float sums[4] = {};

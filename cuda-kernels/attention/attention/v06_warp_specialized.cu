@@ -7,10 +7,10 @@
 //           values apart, are all that the warpgroups share: one's softmax runs while others multiply, and
 //           the keys' stage is filled again before the values' is free. The producer gives most of its
 //           registers to the consumers.
-// Counter:  time falls and tensor_pipe rises; stalls at barriers fall.
+// Counter:  stalls at barriers fall; time hardly changes.
 // Requires: as v05.
 // Source:   Shah et al., "FlashAttention-3" (2024), section 3.1.
-// Twin:     triton-kernels/attention/attention/v06_warp_specialized.py
+// Twin:     none; Triton pipelines loads by itself, roles by hand are for Gluon.
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"
@@ -62,7 +62,7 @@ __device__ inline void multiply_values(float (&out)[WIDTH / 2], const uint32_t (
                                        uint64_t v) {
 #pragma unroll
   for (int step = 0; step < BLOCK_N / 16; ++step)
-    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * ROW_BYTES, true);
+    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * (16 * ROW_BYTES / 16), true);
 }
 
 // Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
@@ -91,8 +91,10 @@ __device__ inline void exponentiate(float (&scores)[SCORES], Rows& rows, float (
     float max = fmaxf(top[half * 2], top[half * 2 + 1]);
     max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 1));
     max = fmaxf(max, __shfl_xor_sync(0xffffffff, max, 2));
-    shift[half] = MASKED && max == -INFINITY ? 0.0f : max * factor;
-    shrink[half] = exp2_approx(fmaf(rows.max[half], factor, -shift[half]));
+    const float base = MASKED && max == -INFINITY ? 0.0f : max;
+    shift[half] = base * factor;
+    // The difference comes first: exactly 1 where the maximum stays, however many tiles follow.
+    shrink[half] = exp2_approx((rows.max[half] - base) * factor);
     rows.max[half] = max;
   }
   float sums[4] = {};

@@ -1,16 +1,16 @@
 // attention v11_skip_rescale: results are rescaled only when a maximum has grown by much.
 //
-// Change:   a row keeps its old maximum until the new one is more than THRESHOLD powers of 2 above it. A warp
-//           whose rows all keep theirs skips the multiplications of its results. v10 multiplied them by 1 in
-//           nearly all tiles.
+// Change:   rows keep their old maxima until that of one of the warp's rows has grown by more than THRESHOLD
+//           powers of 2; then all of them take the new ones. Until then the warp skips the multiplications of
+//           its results. v10 multiplied them by 1 in nearly all tiles.
 // Why:      any maximum serves, as long as nothing overflows: it cancels when the results are divided by the
 //           sums, and powers of up to 2^THRESHOLD lose no accuracy in floating point. After the first tiles
-//           of keys maxima hardly grow, and the multiplications, one for each result, were a seventh of a
-//           tile's instructions, in the time when a consumer does not multiply matrices.
+//           of keys maxima hardly grow, and the multiplications, one for each result, take the time when a
+//           consumer does not multiply matrices.
 // Counter:  instructions and time fall; tensor_pipe rises.
 // Requires: as v10.
 // Source:   Dao-AILab, FlashAttention-4's softmax.py, which does so for Blackwell.
-// Twin:     triton-kernels/attention/attention/v11_skip_rescale.py
+// Twin:     none; see v06.
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "queue.cuh"
@@ -68,7 +68,7 @@ __device__ inline void multiply_values(float (&out)[WIDTH / 2], const uint32_t (
                                        uint64_t v) {
 #pragma unroll
   for (int step = 0; step < BLOCK_N / 16; ++step)
-    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * ROW_BYTES, true);
+    wgmma_m64k16_registers<WIDTH, T, false>(out, p[step], v + step * (16 * ROW_BYTES / 16), true);
 }
 
 // Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
@@ -104,8 +104,8 @@ __device__ inline void raise(Rows& rows, float (&out)[N], const float (&scores)[
   if (!__any_sync(0xffffffff, grown)) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float shift = max[half] == -INFINITY ? 0.0f : max[half] * factor;
-    const float shrink = exp2_approx(fmaf(rows.max[half], factor, -shift));
+    const float base = max[half] == -INFINITY ? 0.0f : max[half];
+    const float shrink = exp2_approx((rows.max[half] - base) * factor);
     rows.max[half] = max[half];
     rows.sum[half] *= shrink;
 #pragma unroll

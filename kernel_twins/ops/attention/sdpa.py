@@ -44,21 +44,24 @@ def differs(baseline: str, case: Case) -> str:
     return ""
 
 
-def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Tensor:
-    """By the kernel that PyTorch chooses. A band that is neither full nor causal is a mask of booleans."""
+def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, None]:
+    """By the kernel that PyTorch chooses, which does not tell the rows' logarithms.
+
+    A band that is neither full nor causal is a mask of booleans.
+    """
     from torch.nn.functional import scaled_dot_product_attention
 
     given: dict[str, Any] = {}
     if not _is_full(band, q, k):
         causal = _is_causal(band, q)
         given = {"is_causal": True} if causal else {"attn_mask": _visible(band, q.shape[2], k.shape[2], q.device)}
-    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != q.shape[1], **given)
+    return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != q.shape[1], **given), None
 
 
-def pinned(name: str) -> Callable[..., Tensor]:
+def pinned(name: str) -> Callable[..., tuple[Tensor, None]]:
     """The same by one of PyTorch's kernels, ``CUDNN_ATTENTION`` or ``FLASH_ATTENTION``, where that takes the call."""
 
-    def sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Tensor:
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, None]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         if not q.is_cuda:
@@ -90,7 +93,7 @@ def flex() -> Callable[..., Any]:
         if q.shape[3] < 16:
             raise UnavailableError("FlexAttention takes head dimensions from 16 on")
         blocks = None if _is_full(band, q, k) else _blocks(band, q.shape[2], k.shape[2], q.device)
-        return compiled(q, k, v, out=out, scale=scale, blocks=blocks)
+        return compiled(q, k, v, out=out, scale=scale, blocks=blocks), None
 
     return call
 
@@ -126,4 +129,5 @@ def exemplar(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: B
             lse[b, h] = scores.masked_fill_(hidden, -torch.inf).logsumexp(1)
     if k.shape[2] == 0:
         return torch.zeros_like(q, memory_format=torch.contiguous_format), lse
-    return torch_sdpa(q, k, v, out=None, scale=scale, band=band), lse
+    result, _ = torch_sdpa(q, k, v, out=None, scale=scale, band=band)
+    return result, lse

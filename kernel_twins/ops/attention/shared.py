@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Band = tuple[int, int]
 """Query i sees the keys from i + first to i + last."""
 
-LARGEST_D = 256
+LARGEST_D = 128
 _CHUNK = 2**26  # scores held in float64 at a time
 _OVERFLOWING = 24.0  # times a query: exponentials of its scores overflow fp32
 _BORDER = 8.0
@@ -107,22 +107,13 @@ def accepts(case: Case) -> str:
     return ""
 
 
-def up_to(d: int) -> Callable[[Case], str]:
-    """A step's ``accepts``: head dimensions up to d."""
-    return lambda case: "" if case.shape[3] <= d else f"head dimension is {case.shape[3]}, must be up to {d}"
-
-
-def copyable(d: int) -> Callable[[Case], str]:
-    """The same, and tensors that the tensor memory accelerator can copy: strides and addresses of 16 bytes."""
-
-    def accepts(case: Case) -> str:
-        if case.get("layout") == "pitched":
-            return "rows are no multiple of 16 bytes apart"
-        if int(case.get("offset", "0")) * ITEMSIZE[case.dtype] % 16:
-            return f"q starts {case.get('offset')} elements behind a multiple of 16 bytes"
-        return up_to(d)(case)
-
-    return accepts
+def copyable(case: Case) -> str:
+    """Why the tensor memory accelerator cannot copy a case's tensors; empty if rows start at multiples of 16 bytes."""
+    if case.get("layout") == "pitched":
+        return "rows are no multiple of 16 bytes apart"
+    if int(case.get("offset", "0")) * ITEMSIZE[case.dtype] % 16:
+        return f"q starts {case.get('offset')} elements behind a multiple of 16 bytes"
+    return ""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -263,6 +254,7 @@ def check(
     tensors.require_shape("out[0]", result, tuple(q.shape), "it has a row for each query")
     tensors.require_dtype("out[1]", lse, "fp32")
     tensors.require_shape("out[1]", lse, (batch, heads, queries), "it has a number for each query")
+    tensors.require_apart(result, "out[1]", lse)
     for name, tensor in (("out[0]", result), ("out[1]", lse)):
         tensors.require_device(name, tensor, "q", q)
         tensors.require_contiguous(name, tensor)
@@ -274,8 +266,8 @@ def seen(case: Case) -> int:
     """Pairs of a query and a key that it sees, of one head."""
     _, _, queries, _ = case.shape
     keys, (first, last) = keys_of(case), options(case)["band"]
-    # FLOPs of a causal product are told as half of the whole one's, as everybody does.
-    if case.get("mask"):
+    # FLOPs of a square causal product are told as half of the whole one's, as everybody does.
+    if case.get("mask") and keys == queries and not case.get("window"):
         return queries * keys // 2
     return sum(max(0, min(keys - 1, i + last) - max(0, i + first) + 1) for i in range(queries))
 

@@ -68,7 +68,7 @@ def masked_tiles(drawing: Drawing) -> None:
         drawing.text(296, y + 7, name)
         drawing.note(296, y + 23, what)
     drawing.text(260, 172, "with a window, a second edge is masked on the left")
-    drawing.text(16, 220, "a tile's kind depends on its place alone, so two loops share the work and neither asks")
+    drawing.text(16, 220, "a tile's kind depends on its place alone, and is known before its scores are")
 
 
 @drawn("Copies run ahead: while a tile of keys and values is computed, the next ones arrive", 214)

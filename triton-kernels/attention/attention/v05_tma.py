@@ -149,6 +149,13 @@ def attention_v05_tma(
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     if B * H * Sq == 0:
         return
+    for name, tensor in (("k", k), ("v", v)):
+        pitches = [stride for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True) if size > 1]
+        if tensor.data_ptr() % 16 or any(pitch % 8 for pitch in pitches):
+            raise ValueError(
+                f"{name} has strides {tensor.stride()} and starts {tensor.data_ptr() % 16} bytes off a multiple of 16, "
+                f"its rows must start at such multiples: call {name}.contiguous(), or take an earlier step"
+            )
     if Sk == 0:  # nothing that a descriptor could describe
         out[0].zero_()
         out[1].fill_(-math.inf)
