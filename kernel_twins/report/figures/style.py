@@ -38,6 +38,8 @@ COLOURS = {
     "quack": "#cc79a7",
     "cub": "#4d4d4d",
     "cublaslt": "#4d4d4d",
+    "cudnn": "#4d4d4d",
+    "flash": "#56b4e9",
     "max_autotune": "#cc79a7",
     "ceiling": "#8c959f",
 }

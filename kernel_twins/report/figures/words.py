@@ -17,6 +17,8 @@ _TITLES = {
     "quack": "quack",
     "cub": "CUB",
     "cublaslt": "cuBLASLt",
+    "cudnn": "cuDNN",
+    "flash": "FlashAttention-2",
     "max_autotune": "max-autotune",
 }
 _VALUES = {"col": "column-major", "tenth": "0.1"}
