@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "args.h"
+#include "lib/activation.cuh"
 #include "lib/ptx/ampere.cuh"
 
 namespace {
@@ -26,7 +27,6 @@ constexpr int THREADS = WARPS * 32;
 constexpr int BLOCKS_PER_SM = 2;
 constexpr int TILES_N = BLOCK_N / 8;  // tiles of one mma.sync in a warp's scores
 constexpr int PIECE = 8;              // elements in 16 bytes
-constexpr float LOG2_E = 1.4426950408889634f;
 constexpr float LN_2 = 0.6931471805599453f;
 
 static_assert(BLOCK_N % 16 == 0, "pairs of tiles divide a tile");
@@ -89,12 +89,6 @@ __device__ inline uint32_t rounded_pair(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
   }
-}
-
-__device__ inline float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 // The limits of a band relative to a tile, in 32 bits: what lies further out makes no difference.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines
-from kernel_twins.ops.attention.shared import Band
+from kernel_twins.ops.attention.shared import Band, visible
 from kernel_twins.spec import Case
 
 if TYPE_CHECKING:
@@ -22,15 +22,6 @@ def _is_full(band: Band, q: Tensor, k: Tensor) -> bool:
 def _is_causal(band: Band, q: Tensor) -> bool:
     """Whether it is PyTorch's ``is_causal``: query i sees keys 0 to i."""
     return band[0] <= 1 - q.shape[2] and band[1] == 0
-
-
-def _visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
-    """[Sq, Sk], true where a query sees a key."""
-    import torch
-
-    distance = torch.arange(keys, device=on) - torch.arange(queries, device=on)[:, None]
-    visible: Tensor = (distance >= band[0]) & (distance <= band[1])
-    return visible
 
 
 def _is_aligned(tensor: Tensor) -> bool:
@@ -54,7 +45,7 @@ def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band:
     given: dict[str, Any] = {}
     if not _is_full(band, q, k):
         causal = _is_causal(band, q)
-        given = {"is_causal": True} if causal else {"attn_mask": _visible(band, q.shape[2], k.shape[2], q.device)}
+        given = {"is_causal": True} if causal else {"attn_mask": visible(band, q.shape[2], k.shape[2], q.device)}
     return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != q.shape[1], **given), None
 
 
@@ -110,10 +101,10 @@ def _blocks(band: Band, queries: int, keys: int, on: device) -> Any:
 
     first, last = band
 
-    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def sees(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key >= query + first) & (key <= query + last)
 
-    return create_block_mask(visible, None, None, queries, keys, device=on)
+    return create_block_mask(sees, None, None, queries, keys, device=on)
 
 
 def exemplar(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, Tensor]:
@@ -122,7 +113,7 @@ def exemplar(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: B
 
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = q.shape[1] // max(1, k.shape[1])
-    hidden = ~_visible(band, q.shape[2], k.shape[2], q.device)
+    hidden = ~visible(band, q.shape[2], k.shape[2], q.device)
     for b in range(q.shape[0]):
         for h in range(q.shape[1]):
             scores = q[b, h].float() @ k[b, h // group].float().t() * scale

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_twins.spec import ITEMSIZE, Case, Output
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor
+    from torch import Generator, Tensor, device
 
 Band = tuple[int, int]
 """Query i sees the keys from i + first to i + last."""
@@ -28,7 +28,6 @@ LARGEST_D = 128
 _CHUNK = 2**26  # scores held in float64 at a time
 _OVERFLOWING = 24.0  # times a query: exponentials of its scores overflow fp32
 _BORDER = 8.0
-_FP16_STEP = 2.0**-24  # between fp16's smallest numbers
 
 
 def keys_of(case: Case) -> int:
@@ -120,43 +119,43 @@ def copyable(case: Case) -> str:
 # Reference
 # ----------------------------------------------------------------------------------------------------------------------
 
-Described = Callable[..., "Tensor"]
+
+def visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
+    """[Sq, Sk], true where a query sees a key."""
+    import torch
+
+    distance = torch.arange(keys, device=on) - torch.arange(queries, device=on)[:, None]
+    within: Tensor = (distance >= band[0]) & (distance <= band[1])
+    return within
 
 
-def _over_heads(case: Case, inputs: tuple[Tensor, ...], part: slice, of: Described) -> Tensor:
-    """``of(scores, p, size, v)`` of all queries of some batches, in float64, as [batches, H, Sq, ...].
+def _over_heads(
+    case: Case, inputs: tuple[Tensor, ...], part: slice, of: Callable[..., tuple[Tensor, ...]]
+) -> tuple[Tensor, ...]:
+    """What ``of(scores, p, size, v)`` returns of all queries of some batches, in float64, as [batches, H, Sq, ...].
 
     scores are masked with -inf, p are their softmax, size is the sum of the absolute terms of each score.
     """
     import torch
 
     q, k, v = inputs
-    scale, (first, last) = (options(case)[name] for name in ("scale", "band"))
+    scale, band = (options(case)[name] for name in ("scale", "band"))
     _, heads, queries, _ = case.shape
     keys, group = keys_of(case), heads // kv_heads_of(case)
     batches = range(case.shape[0])[part]
-    key = torch.arange(keys, device=q.device)
+    seen_keys = visible(band, queries, keys, q.device)
     step = max(1, _CHUNK // max(1, keys))
     pieces = []
     for b in batches:
         for h in range(heads):
             kh, vh = k[b, h // group].double(), v[b, h // group].double()
-            for start in range(0, queries, step):
-                rows = q[b, h, start : start + step].double()
-                query = torch.arange(start, start + len(rows), device=q.device)[:, None]
-                visible = (key >= query + first) & (key <= query + last)
-                scores = (rows @ kh.t() * scale).masked_fill(~visible, -math.inf)
+            for rows, sees in zip(q[b, h].split(step), seen_keys.split(step), strict=True):
+                wide = rows.double()
+                scores = (wide @ kh.t() * scale).masked_fill(~sees, -math.inf)
                 p = torch.softmax(scores, 1) if keys else scores
-                p = p.masked_fill(~visible.any(1, keepdim=True), 0.0)  # a row without keys is 0
-                pieces.append(of(scores, p, rows.abs() @ kh.abs().t() * abs(scale), vh))
-    stacked: Tensor = torch.cat(pieces).unflatten(0, (len(batches), heads, queries))
-    return stacked
-
-
-def _logarithm(scores: Tensor) -> Tensor:
-    import torch
-
-    return torch.logsumexp(scores, 1) if scores.shape[1] else scores.new_full((len(scores),), -math.inf)
+                p = p.masked_fill(~sees.any(1, keepdim=True), 0.0)  # a row without keys is 0
+                pieces.append(of(scores, p, wide.abs() @ kh.abs().t() * abs(scale), vh))
+    return tuple(torch.cat(each).unflatten(0, (len(batches), heads, queries)) for each in zip(*pieces, strict=True))
 
 
 def reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
@@ -164,17 +163,15 @@ def reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tens
 
     So does the distance from the row's maximum, which a kernel computes from rounded products.
     """
+    from kernel_twins.ops.tensors import chain
 
-    def result(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> Tensor:
-        return p @ v
-
-    def terms(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> Tensor:
-        from kernel_twins.ops.tensors import chain
-
+    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         largest = size.amax(1, keepdim=True) if size.shape[1] else size.sum(1, keepdim=True)
-        return (p * (4 + 2 * size + largest)) @ v.abs() + chain(v.shape[0]) * (p @ v).abs()
+        result = p @ v
+        return result, (p * (4 + 2 * size + largest)) @ v.abs() + chain(v.shape[0]) * result.abs()
 
-    return _over_heads(case, inputs, part, result), _over_heads(case, inputs, part, terms)
+    result, terms = _over_heads(case, inputs, part, of)
+    return result, terms
 
 
 def deviation(case: Case, inputs: tuple[Tensor, ...], part: slice) -> Tensor:
@@ -184,28 +181,33 @@ def deviation(case: Case, inputs: tuple[Tensor, ...], part: slice) -> Tensor:
     from kernel_twins.ops.tensors import DTYPE
 
     numbers = torch.finfo(DTYPE[case.dtype])
-    # The step between numbers, at most eps times the number, over sqrt(12) is a rounding's standard deviation. Small
-    # exponentials, of which the largest is 1, lie between fp16's smallest numbers.
-    smallest = _FP16_STEP if case.dtype == "fp16" else 0.0
 
-    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> Tensor:
+    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> tuple[Tensor]:
+        # The step between numbers over sqrt(12) is a rounding's standard deviation. It is at most eps times the number,
+        # but no less than that between the smallest numbers; a row's largest exponential is 1.
         largest = p.amax(1, keepdim=True) if p.shape[1] else p.sum(1, keepdim=True)
-        steps = torch.maximum(numbers.eps * p, smallest * largest).masked_fill(p == 0, 0.0)
-        return ((steps.square() / 12) @ v.square()).sqrt()
+        steps = numbers.eps * torch.maximum(p, numbers.tiny * largest).masked_fill(p == 0, 0.0)
+        return (((steps.square() / 12) @ v.square()).sqrt(),)
 
-    return _over_heads(case, inputs, part, of)
+    (deviation,) = _over_heads(case, inputs, part, of)
+    return deviation
 
 
 def lse_reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    def terms(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> Tensor:
-        from kernel_twins.ops.tensors import chain
+    """The logarithm of each row's sum, -inf where it sees no key, with the terms of its largest score."""
+    import torch
 
-        lse = _logarithm(scores)
-        largest = size.amax(1) if size.shape[1] else size.sum(1)
-        return (4 + chain(scores.shape[1]) + largest + lse.abs()).masked_fill(lse.isinf(), 0.0)
+    from kernel_twins.ops.tensors import chain
 
-    values = _over_heads(case, inputs, part, lambda scores, p, size, v: _logarithm(scores))
-    return values, _over_heads(case, inputs, part, terms)
+    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if not scores.shape[1]:
+            return scores.new_full((len(scores),), -math.inf), scores.sum(1)
+        lse = torch.logsumexp(scores, 1)
+        terms = 4 + chain(scores.shape[1]) + size.amax(1) + lse.abs()
+        return lse, terms.masked_fill(lse.isinf(), 0.0)
+
+    lse, terms = _over_heads(case, inputs, part, of)
+    return lse, terms
 
 
 # ----------------------------------------------------------------------------------------------------------------------
