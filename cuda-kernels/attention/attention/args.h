@@ -25,6 +25,15 @@ struct AttentionArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of q, k, v and out: bf16 or fp16
+  // What v12 alone serves.
+  HeadStrides out_stride;
+  float softcap = 0.0f;   // scores become softcap * tanh(score / softcap); 0: they stay
+  bool from_end = false;  // Sk - Sq, of each sequence where there are several, is added to the band's limits
+  // Without sequences null. With them B is 1, Sq and Sk are the tokens of all, and sequence n has the queries
+  // starts_q[n] to starts_q[n + 1] - 1 and the keys likewise.
+  const int* starts_q = nullptr;
+  const int* starts_k = nullptr;
+  int64_t sequences = 0;
   const Memory* memory;
   cudaStream_t stream;
 };

@@ -31,11 +31,10 @@ __device__ inline Work work_of(const Queue& queue, unsigned number) {
   return {at + within % heads, (queue.last_first ? queue.blocks_m - 1 - block_m : block_m) * queue.block_m};
 }
 
-// How many keys the queries from first_row on see.
-inline int64_t keys_of(const Problem& problem, int64_t first_row, int block_m) {
-  const int64_t last_row = std::min<int64_t>(first_row + block_m, problem.Sq) - 1;
-  const int64_t low = std::max<int64_t>(first_row + problem.first, 0);
-  const int64_t high = std::min<int64_t>(last_row + problem.last, problem.Sk - 1);
+// How many keys a query sees.
+inline int64_t keys_of(const Problem& problem, int64_t row) {
+  const int64_t low = std::max<int64_t>(row + problem.first, 0);
+  const int64_t high = std::min<int64_t>(row + problem.last, problem.Sk - 1);
   return std::max<int64_t>(high - low + 1, 0);
 }
 
@@ -47,8 +46,7 @@ inline Queue queue_of(const AttentionArgs& args, const Problem& problem, int blo
   queue.heads = queue.tiles / problem.blocks_m;
   queue.section = static_cast<int>(
       std::clamp<int64_t>(SECTION_BYTES / bytes * problem.group, problem.group, queue.heads));
-  queue.last_first =
-      keys_of(problem, (problem.blocks_m - 1) * int64_t{block_m}, block_m) > keys_of(problem, 0, block_m);
+  queue.last_first = keys_of(problem, problem.Sq - 1) > keys_of(problem, 0);
   queue.block_m = block_m;
   queue.blocks_m = problem.blocks_m;
   queue.drawn = static_cast<unsigned*>(args.memory->zeroed());

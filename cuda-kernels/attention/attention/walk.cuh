@@ -15,8 +15,10 @@ struct Walk {
   }
 };
 
-// For the block_m queries from first_row on, in tiles of block_n keys.
-__device__ inline Walk walk_of(const Problem& problem, int first_row, int block_m, int block_n) {
+// For the block_m queries from first_row on, in tiles of block_n keys. Lengths and band are those of a
+// Problem or of one of its sequences.
+template <typename Lengths>
+__device__ inline Walk walk_of(const Lengths& problem, int first_row, int block_m, int block_n) {
   const int last_row = min(first_row + block_m, problem.Sq) - 1;
   const int low = max(first_row + problem.first, 0);  // the first key that some row sees, and the last one
   const int high = min(last_row + problem.last, problem.Sk - 1);

@@ -42,7 +42,7 @@ __device__ inline uint64_t wgmma_tile(const void* tile, uint32_t next_64 = 16) {
 // columns 8 j + t % 4 * 2 and the next of row r, sums[4 j + 2], [4 j + 3] the same columns of row r + 8.
 template <int N, typename T, bool A_COL, bool B_COL>
 __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
-  static_assert(N == 64 || N == 128 || N == 192 || N == 256, "these are written out");
+  static_assert(N == 64 || N == 80 || N == 128 || N == 192 || N == 256, "these are written out");
   static_assert(std::is_same_v<T, __nv_bfloat16> || std::is_same_v<T, __half>,
                 "T is __nv_bfloat16 or __half");
   constexpr int TRANSPOSE_A = A_COL;
@@ -64,6 +64,26 @@ __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b
         "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), \
         "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), \
         "+f"(sums[30]), "+f"(sums[31])                                                                  \
+      : "l"(a), "l"(b), "r"(int{accumulate}), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B))
+#define WGMMA_N80(TYPES)                                                                                \
+  asm volatile(                                                                                         \
+      "{\n"                                                                                             \
+      ".reg .pred accumulate;\n"                                                                        \
+      "setp.ne.b32 accumulate, %42, 0;\n"                                                               \
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32." TYPES                                               \
+      "\n"                                                                                              \
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"                        \
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"               \
+      "%32, %33, %34, %35, %36, %37, %38, %39},\n"                                                      \
+      "%40, %41, accumulate, 1, 1, %43, %44;\n"                                                         \
+      "}\n"                                                                                             \
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3]), "+f"(sums[4]), "+f"(sums[5]),       \
+        "+f"(sums[6]), "+f"(sums[7]), "+f"(sums[8]), "+f"(sums[9]), "+f"(sums[10]), "+f"(sums[11]),     \
+        "+f"(sums[12]), "+f"(sums[13]), "+f"(sums[14]), "+f"(sums[15]), "+f"(sums[16]), "+f"(sums[17]), \
+        "+f"(sums[18]), "+f"(sums[19]), "+f"(sums[20]), "+f"(sums[21]), "+f"(sums[22]), "+f"(sums[23]), \
+        "+f"(sums[24]), "+f"(sums[25]), "+f"(sums[26]), "+f"(sums[27]), "+f"(sums[28]), "+f"(sums[29]), \
+        "+f"(sums[30]), "+f"(sums[31]), "+f"(sums[32]), "+f"(sums[33]), "+f"(sums[34]), "+f"(sums[35]), \
+        "+f"(sums[36]), "+f"(sums[37]), "+f"(sums[38]), "+f"(sums[39])                                  \
       : "l"(a), "l"(b), "r"(int{accumulate}), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B))
 #define WGMMA_N128(TYPES)                                                                               \
   asm volatile(                                                                                         \
@@ -168,6 +188,12 @@ __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b
     } else {
       WGMMA_N64("bf16.bf16");
     }
+  } else if constexpr (N == 80) {
+    if constexpr (std::is_same_v<T, __half>) {
+      WGMMA_N80("f16.f16");
+    } else {
+      WGMMA_N80("bf16.bf16");
+    }
   } else if constexpr (N == 128) {
     if constexpr (std::is_same_v<T, __half>) {
       WGMMA_N128("f16.f16");
@@ -188,6 +214,7 @@ __device__ inline void wgmma_m64k16(float (&sums)[N / 2], uint64_t a, uint64_t b
     }
   }
 #undef WGMMA_N64
+#undef WGMMA_N80
 #undef WGMMA_N128
 #undef WGMMA_N192
 #undef WGMMA_N256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel_twins.ops import ptx
-from kernel_twins.ops.attention import sdpa, shared
+from kernel_twins.ops.attention import reference, sdpa, shared
 from kernel_twins.spec import Case, Op, Prediction, SizeAxis, Step
 
 _ROLES_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon."
@@ -48,9 +48,23 @@ def _test_cases() -> tuple[Case, ...]:
         (2, 2, 77, 64, {"layout": "pitched"}),
         (2, 2, 77, 64, {"offset": "1"}),
         (1, 2, 150, 64, {"values": "nan", "mask": "causal"}),
+        (1, 2, 70, 136, {"keys": "90"}),
+        (1, 2, 200, 256, {"mask": "causal", "keys": "333"}),
+        (2, 2, 129, 256, {"window": "40_9", "kv": "1", "layout": "bshd"}),
+        (1, 2, 150, 256, {"scale": "neg"}),
+        (1, 2, 200, 64, {"cap": "2"}),
+        (1, 2, 130, 128, {"cap": "0.5", "mask": "causal", "scale": "neg"}),
+        (1, 1, 150, 192, {"cap": "1000", "keys": "81"}),
+        (7, 2, 140, 64, {"packed": "yes"}),
+        (9, 4, 400, 128, {"packed": "yes", "mask": "causal", "kv": "2"}),
+        (6, 2, 300, 128, {"packed": "yes", "keys": "170", "mask": "causal"}),
+        (5, 2, 90, 256, {"packed": "yes", "keys": "210", "mask": "top"}),
+        (6, 1, 350, 64, {"packed": "yes", "window": "30_5", "cap": "3", "scale": "neg"}),
         (1, 140, 200, 64, {"keys": "700"}),
         (1, 140, 200, 128, {"keys": "330", "mask": "causal"}),
         (2, 70, 330, 64, {"keys": "200", "mask": "causal"}),
+        (1, 140, 150, 256, {"keys": "200", "mask": "causal"}),
+        (40, 8, 260, 128, {"packed": "yes", "mask": "causal"}),
     )
     return tuple(
         Case.of(b, h, s, d, dtype=dtype, **variant) for dtype in ("bf16", "fp16") for b, h, s, d, variant in sizes
@@ -74,12 +88,12 @@ OP = Op(
     title="Attention",
     summary="`out = softmax(scale q k^T) v`. Two products with a softmax between them, none of which memory may hold.",
     rounds="Exponentials are rounded to v's dtype before they are multiplied by v.",
-    deviation=shared.deviation,
+    deviation=reference.deviation,
     inputs=shared.inputs,
     hostile=True,
     outputs=shared.outputs,
-    reference=shared.reference,
-    more_references=(shared.lse_reference,),
+    reference=reference.reference,
+    more_references=(reference.lse_reference,),
     check=shared.check,
     accepts=shared.accepts,
     options=shared.options,
@@ -111,6 +125,7 @@ OP = Op(
                 Prediction("tensor_pipe", "<=", 0.1),
                 Prediction("ceiling_share", "<=", 2),
             ),
+            accepts=shared.plain,
         ),
         Step(
             name="v02_tensor_cores",
@@ -119,6 +134,7 @@ OP = Op(
                 Prediction("tensor_pipe", ">=", 15),
                 Prediction("bank_conflicts", "<=", 3, backends=("cuda",)),
             ),
+            accepts=shared.plain,
             promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
         ),
         Step(
@@ -128,6 +144,7 @@ OP = Op(
                 Prediction("time", "<=", 0.97, relative=True),
                 Prediction("time", "<=", 0.6, relative=True, case=_CAUSAL),
             ),
+            accepts=shared.plain,
             promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
         ),
         Step(
@@ -136,6 +153,7 @@ OP = Op(
                 Prediction("time", "<=", 0.8, relative=True),
                 Prediction("tensor_pipe", ">=", 35),
             ),
+            accepts=shared.plain,
             promises={80: (ptx.COPY_16_BYTES, ptx.MMA), 90: (ptx.COPY_16_BYTES, ptx.WGMMA_FROM_REGISTERS)},
             spills=(80,),
         ),
@@ -148,7 +166,7 @@ OP = Op(
                 Prediction("time", "<=", 1.0, relative=True, backends=("triton",)),
             ),
             arch="==9.0a",
-            accepts=shared.copyable,
+            accepts=shared.plain_copyable,
             promises={90: (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD)},
         ),
         Step(
@@ -159,7 +177,7 @@ OP = Op(
             ),
             no_triton=_ROLES_GAP,
             arch="==9.0a",
-            accepts=shared.copyable,
+            accepts=shared.plain_copyable,
         ),
         Step(
             name="v07_ping_pong",
@@ -169,7 +187,7 @@ OP = Op(
             ),
             no_triton=_ROLES_GAP,
             arch="==9.0a",
-            accepts=shared.copyable,
+            accepts=shared.plain_copyable,
         ),
         Step(
             name="v08_overlapped",
@@ -179,7 +197,7 @@ OP = Op(
             ),
             no_triton=_ROLES_GAP,
             arch="==9.0a",
-            accepts=shared.copyable,
+            accepts=shared.plain_copyable,
         ),
         Step(
             name="v09_three_consumers",
@@ -189,7 +207,7 @@ OP = Op(
             ),
             no_triton=_BUILT_ON_ROLES,
             arch="==9.0a",
-            accepts=shared.copyable,
+            accepts=shared.plain_copyable,
         ),
         Step(
             name="v10_persistent",
@@ -199,7 +217,7 @@ OP = Op(
             ),
             no_triton=_BUILT_ON_ROLES,
             arch="==9.0a",
-            accepts=shared.copyable,
+            accepts=shared.plain_copyable,
         ),
         Step(
             name="v11_skip_rescale",
@@ -208,6 +226,16 @@ OP = Op(
                 Prediction("time", "<=", 0.99, relative=True),
             ),
             no_triton=_BUILT_ON_ROLES,
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            wide=True,
+        ),
+        Step(
+            name="v12_dispatch",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
+                Prediction("time", "<=", 0.97, relative=True, backends=("triton",), case=_CAUSAL),
+            ),
             arch="==9.0a",
             accepts=shared.copyable,
             wide=True,

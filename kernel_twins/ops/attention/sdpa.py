@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines
-from kernel_twins.ops.attention.shared import Band, visible
+from kernel_twins.ops.attention.reference import visible
+from kernel_twins.ops.attention.shared import Band
 from kernel_twins.spec import Case
 
 if TYPE_CHECKING:
@@ -35,11 +37,29 @@ def differs(baseline: str, case: Case) -> str:
     return ""
 
 
-def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, None]:
+def _refuse(name: str, starts: tuple[Tensor, ...], softcap: float | None = None) -> None:
+    if starts:
+        raise UnavailableError(f"{name} takes no packed sequences")
+    if softcap is not None:
+        raise UnavailableError(f"{name} has no softcap")
+
+
+def torch_sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *starts: Tensor,
+    out: Any,
+    scale: float,
+    band: Band,
+    softcap: float | None = None,
+    from_end: bool = False,
+) -> tuple[Tensor, None]:
     """By the kernel that PyTorch chooses, which does not tell the rows' logarithms.
 
     A band that is neither full nor causal is a mask of booleans.
     """
+    _refuse("scaled_dot_product_attention", starts, softcap)
     from torch.nn.functional import scaled_dot_product_attention
 
     given: dict[str, Any] = {}
@@ -52,9 +72,20 @@ def torch_sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band:
 def pinned(name: str) -> Callable[..., tuple[Tensor, None]]:
     """The same by one of PyTorch's kernels, ``CUDNN_ATTENTION`` or ``FLASH_ATTENTION``, where that takes the call."""
 
-    def sdpa(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, None]:
+    def sdpa(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *starts: Tensor,
+        out: Any,
+        scale: float,
+        band: Band,
+        softcap: float | None = None,
+        from_end: bool = False,
+    ) -> tuple[Tensor, None]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        _refuse(name, starts, softcap)
         if not q.is_cuda:
             raise UnavailableError(f"{name} is for tensors on a GPU")
         if not (_is_full(band, q, k) or _is_causal(band, q)):
@@ -76,7 +107,18 @@ def flex() -> Callable[..., Any]:
     """FlexAttention as torch.compile builds it, with a block mask that is made once for each size."""
     compiled = baselines.compiled_results(_flex)
 
-    def call(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> Any:
+    def call(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *starts: Tensor,
+        out: Any,
+        scale: float,
+        band: Band,
+        softcap: float | None = None,
+        from_end: bool = False,
+    ) -> Any:
+        _refuse("FlexAttention", starts)
         if not q.is_cuda:
             raise UnavailableError("FlexAttention is compiled for a GPU alone")
         if 0 in (*q.shape, *k.shape):
@@ -84,15 +126,26 @@ def flex() -> Callable[..., Any]:
         if q.shape[3] < 16:
             raise UnavailableError("FlexAttention takes head dimensions from 16 on")
         blocks = None if _is_full(band, q, k) else _blocks(band, q.shape[2], k.shape[2], q.device)
-        return compiled(q, k, v, out=out, scale=scale, blocks=blocks), None
+        return compiled(q, k, v, out=out, scale=scale, blocks=blocks, capped=_capped(softcap)), None
 
     return call
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, *, scale: float, blocks: Any) -> Any:
+def _flex(q: Tensor, k: Tensor, v: Tensor, *, scale: float, blocks: Any, capped: Any) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention(q, k, v, block_mask=blocks, scale=scale, enable_gqa=k.shape[1] != q.shape[1])
+    grouped = k.shape[1] != q.shape[1]
+    return flex_attention(q, k, v, score_mod=capped, block_mask=blocks, scale=scale, enable_gqa=grouped)
+
+
+@functools.lru_cache(64)
+def _capped(cap: float | None) -> Callable[..., Tensor] | None:
+    """The change of a score that FlexAttention is given for a softcap."""
+    if cap is None:
+        return None
+    import torch
+
+    return lambda score, b, h, query, key: cap * torch.tanh(score / cap)
 
 
 @functools.lru_cache(64)
@@ -107,18 +160,40 @@ def _blocks(band: Band, queries: int, keys: int, on: device) -> Any:
     return create_block_mask(sees, None, None, queries, keys, device=on)
 
 
-def exemplar(q: Tensor, k: Tensor, v: Tensor, *, out: Any, scale: float, band: Band) -> tuple[Tensor, Tensor]:
-    """PyTorch's result, and the logarithm of each row's sum from fp32 products."""
+def exemplar(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *starts: Tensor,
+    out: Any,
+    scale: float,
+    band: Band,
+    softcap: float | None = None,
+    from_end: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """PyTorch's result, and the logarithm of each row's sum from fp32 products.
+
+    What scaled_dot_product_attention has no argument for, and what it makes NaN of, is multiplied head by head.
+    """
     import torch
 
+    result = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = q.shape[1] // max(1, k.shape[1])
-    hidden = ~visible(band, q.shape[2], k.shape[2], q.device)
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            scores = q[b, h].float() @ k[b, h // group].float().t() * scale
-            lse[b, h] = scores.masked_fill_(hidden, -torch.inf).logsumexp(1)
-    if k.shape[2] == 0:
-        return torch.zeros_like(q, memory_format=torch.contiguous_format), lse
-    result, _ = torch_sdpa(q, k, v, out=None, scale=scale, band=band)
+    ends = zip(*(each.tolist() for each in starts), strict=True) if starts else iter([(0, 0), (q.shape[2], k.shape[2])])
+    for (first_q, first_k), (end_q, end_k) in itertools.pairwise(ends):
+        queries, keys = slice(first_q, end_q), slice(first_k, end_k)
+        shift = (end_k - first_k) - (end_q - first_q) if from_end else 0
+        hidden = ~visible((band[0] + shift, band[1] + shift), end_q - first_q, end_k - first_k, q.device)
+        for b in range(q.shape[0]):
+            for h in range(q.shape[1]):
+                scores = q[b, h, queries].float() @ k[b, h // group, keys].float().t() * scale
+                if softcap is not None:
+                    scores = softcap * torch.tanh(scores / softcap)
+                scores.masked_fill_(hidden, -torch.inf)
+                lse[b, h, queries] = scores.logsumexp(1)
+                p = scores.softmax(1).masked_fill(hidden, 0.0).to(v.dtype)
+                result[b, h, queries] = p @ v[b, h // group, keys]
+    if not starts and softcap is None and scale >= 0 and k.shape[2] > 0:
+        result, _ = torch_sdpa(q, k, v, out=None, scale=scale, band=band)
     return result, lse

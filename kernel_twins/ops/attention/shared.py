@@ -1,4 +1,4 @@
-"""Cases, inputs, reference and costs of attention.
+"""Cases, inputs, arguments and costs of attention.
 
 A case is [B, H, S, D]: batch, query heads, queries, head dimension. Its variant says what else tells problems apart:
 
@@ -7,25 +7,28 @@ A case is [B, H, S, D]: batch, query heads, queries, head dimension. Its variant
   first, as PyTorch's ``is_causal`` does.
 - ``window``: ``L_R``, the keys before and behind a query's own that it sees, aligned as ``causal`` is.
 - ``scale``: ``neg`` turns the sign of 1 / sqrt(D), ``small`` divides it by 16.
+- ``cap``: the softcap; scores become cap * tanh(score / cap).
+- ``packed``: B sequences of different lengths, up to S queries and ``keys`` keys, lie one behind the other in [1, H,
+  tokens, D]. NaN follows the last sequence's keys.
 - ``layout``: ``bshd`` for tensors [B, S, H, D] seen as [B, H, S, D], ``pitched`` for rows D + 3 elements apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.spec import ITEMSIZE, Case, Output
 
 if TYPE_CHECKING:
-    from torch import Generator, Tensor, device
+    from torch import Generator, Tensor
 
 Band = tuple[int, int]
 """Query i sees the keys from i + first to i + last."""
 
-LARGEST_D = 128
-_CHUNK = 2**26  # scores held in float64 at a time
+LARGEST_D = 256
+LARGEST_PLAIN_D = 128
+_PADDING = 3  # tokens behind the last sequence's keys
 _OVERFLOWING = 24.0  # times a query: exponentials of its scores overflow fp32
 _BORDER = 8.0
 
@@ -38,6 +41,22 @@ def kv_heads_of(case: Case) -> int:
     return int(case.get("kv", str(case.shape[1])))
 
 
+def cap_of(case: Case) -> float | None:
+    return float(case.get("cap")) if case.get("cap") else None
+
+
+def lengths_of(case: Case) -> list[tuple[int, int]]:
+    """Queries and keys of each sequence."""
+    batch, _, queries, _ = case.shape
+    keys = keys_of(case)
+    if not case.get("packed"):
+        return [(queries, keys)] * batch
+    parts = [(5 * n + 3) % 8 for n in range(batch)]  # of 7: none and all are among them
+    if case.get("keys"):
+        return [(queries * part // 7, keys * ((part + 3) % 8) // 7) for part in parts]
+    return [(queries * part // 7,) * 2 for part in parts]
+
+
 def band_of(mask: str, window: tuple[int, int] | None, queries: int, keys: int) -> Band:
     """The band of a mask (empty, ``causal`` or ``top``) or of a window; without limits it reaches past every key."""
     aligned = keys - queries
@@ -46,53 +65,72 @@ def band_of(mask: str, window: tuple[int, int] | None, queries: int, keys: int) 
     return -queries, {"": keys, "causal": aligned, "top": 0}[mask]
 
 
+def _window_of(case: Case) -> tuple[int, int] | None:
+    before, _, behind = case.get("window").partition("_")
+    return (int(before), int(behind)) if before else None
+
+
+def band_in(case: Case, queries: int, keys: int) -> Band:
+    """The band of a sequence of that length."""
+    return band_of(case.get("mask"), _window_of(case), queries, keys)
+
+
 def options(case: Case) -> dict[str, Any]:
     _, _, queries, d = case.shape
-    before, _, behind = case.get("window").partition("_")
-    window = (int(before), int(behind)) if before else None
     factor = {"": 1.0, "neg": -1.0, "small": 1 / 16}[case.get("scale")]
-    return {
-        "scale": factor / math.sqrt(d),
-        "band": band_of(case.get("mask"), window, queries, keys_of(case)),
-    }
+    given: dict[str, Any] = {"scale": factor / math.sqrt(d), "band": band_in(case, queries, keys_of(case))}
+    if case.get("packed"):
+        longest = max(queries, keys_of(case))
+        given |= {"band": band_in(case, longest, longest), "from_end": case.get("mask") != "top"}
+    return given | ({"softcap": cap_of(case)} if case.get("cap") else {})
 
 
 def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
-    """q: [B, H, Sq, D], k and v: [B, H_KV, Sk, D], standard normal.
+    """q: [B, H, Sq, D], k and v: [B, H_KV, Sk, D], standard normal; of packed sequences their starts, too.
 
     In hostile cases the scores of every other query are so large that their exponentials overflow fp32 unless the
     maximum is subtracted; keys at borders of tiles weigh most, and v has a mean. ``values.nan`` puts a NaN into one
     query.
     """
+    import torch
+
     from kernel_twins.ops.tensors import borders, normal
 
     b, h, queries, d = case.shape
-    plain = case.but(values="")
-    kv = b, kv_heads_of(case), keys_of(case), d
+    keys, plain, starts = keys_of(case), case.but(values=""), ()
+    if case.get("packed"):
+        ends = torch.tensor([(0, 0), *lengths_of(case)], device=generator.device).cumsum(0).int()
+        starts = tuple(ends.t().contiguous())
+        b, queries, keys = 1, int(ends[-1, 0]), int(ends[-1, 1]) + _PADDING
 
-    def laid_out(shape: tuple[int, ...]) -> Tensor:
-        b, h, s, d = shape
-        if case.get("layout") == "bshd":
+    def laid_out(h: int, s: int) -> Tensor:
+        if case.get("layout") == "bshd" or case.get("packed"):
             return normal(plain, (b, s, h, d), generator).transpose(1, 2)
         if case.get("layout") == "pitched":
             return normal(plain, (b, h, s, d + 3), generator)[..., :d]
-        return normal(plain, shape, generator)
+        return normal(plain, (b, h, s, d), generator)
 
-    q, k, v = laid_out((b, h, queries, d)), laid_out(kv), laid_out(kv)
+    q, k, v = laid_out(h, queries), laid_out(kv_heads_of(case), keys), laid_out(kv_heads_of(case), keys)
     if case.get("values") == "nan" and q.numel():
         q[b // 2, h // 2, queries // 2, d // 2] = math.nan
     if case.get("values") == "hostile":
         q[:, :, ::2] *= _OVERFLOWING
-        places = borders(keys_of(case)).to(v.device)
+        places = borders(keys).to(v.device)
         k[:, :, places] *= 2
         v[:, :, places] *= _BORDER
         v += 0.25
-    return q, k, v
+    if case.get("packed"):
+        for each in (k, v):
+            each[:, :, -_PADDING:] = math.nan
+    return q, k, v, *starts
 
 
 def outputs(case: Case) -> tuple[Output, ...]:
     """The result, and the logarithm of each row's sum of exponentials."""
-    return Output(case.shape, case.dtype), Output(case.shape[:3], "fp32")
+    shape = case.shape
+    if case.get("packed"):
+        shape = 1, shape[1], sum(queries for queries, _ in lengths_of(case)), shape[3]
+    return Output(shape, case.dtype), Output(shape[:3], "fp32")
 
 
 def accepts(case: Case) -> str:
@@ -106,6 +144,15 @@ def accepts(case: Case) -> str:
     return ""
 
 
+def plain(case: Case) -> str:
+    """Why the steps before the last do not serve a case; empty if they do."""
+    if case.shape[3] > LARGEST_PLAIN_D:
+        return f"head dimension is {case.shape[3]}, this step has registers for up to {LARGEST_PLAIN_D}"
+    if case.get("cap"):
+        return "this step has no softcap"
+    return "this step has one length for all sequences" if case.get("packed") else ""
+
+
 def copyable(case: Case) -> str:
     """Why the tensor memory accelerator cannot copy a case's tensors; empty if rows start at multiples of 16 bytes."""
     if case.get("layout") == "pitched":
@@ -115,99 +162,8 @@ def copyable(case: Case) -> str:
     return ""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reference
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-def visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
-    """[Sq, Sk], true where a query sees a key."""
-    import torch
-
-    distance = torch.arange(keys, device=on) - torch.arange(queries, device=on)[:, None]
-    within: Tensor = (distance >= band[0]) & (distance <= band[1])
-    return within
-
-
-def _over_heads(
-    case: Case, inputs: tuple[Tensor, ...], part: slice, of: Callable[..., tuple[Tensor, ...]]
-) -> tuple[Tensor, ...]:
-    """What ``of(scores, p, size, v)`` returns of all queries of some batches, in float64, as [batches, H, Sq, ...].
-
-    scores are masked with -inf, p are their softmax, size is the sum of the absolute terms of each score.
-    """
-    import torch
-
-    q, k, v = inputs
-    scale, band = (options(case)[name] for name in ("scale", "band"))
-    _, heads, queries, _ = case.shape
-    keys, group = keys_of(case), heads // kv_heads_of(case)
-    batches = range(case.shape[0])[part]
-    seen_keys = visible(band, queries, keys, q.device)
-    step = max(1, _CHUNK // max(1, keys))
-    pieces = []
-    for b in batches:
-        for h in range(heads):
-            kh, vh = k[b, h // group].double(), v[b, h // group].double()
-            for rows, sees in zip(q[b, h].split(step), seen_keys.split(step), strict=True):
-                wide = rows.double()
-                scores = (wide @ kh.t() * scale).masked_fill(~sees, -math.inf)
-                p = torch.softmax(scores, 1) if keys else scores
-                p = p.masked_fill(~sees.any(1, keepdim=True), 0.0)  # a row without keys is 0
-                pieces.append(of(scores, p, wide.abs() @ kh.abs().t() * abs(scale), vh))
-    return tuple(torch.cat(each).unflatten(0, (len(batches), heads, queries)) for each in zip(*pieces, strict=True))
-
-
-def reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """A score's rounding error is a relative error of its exponential, so the score's terms count among the result's.
-
-    So does the distance from the row's maximum, which a kernel computes from rounded products.
-    """
-    from kernel_twins.ops.tensors import chain
-
-    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        largest = size.amax(1, keepdim=True) if size.shape[1] else size.sum(1, keepdim=True)
-        result = p @ v
-        return result, (p * (4 + 2 * size + largest)) @ v.abs() + chain(v.shape[0]) * result.abs()
-
-    result, terms = _over_heads(case, inputs, part, of)
-    return result, terms
-
-
-def deviation(case: Case, inputs: tuple[Tensor, ...], part: slice) -> Tensor:
-    """The standard deviation of a result whose exponentials were rounded to v's dtype before they met v."""
-    import torch
-
-    from kernel_twins.ops.tensors import DTYPE
-
-    numbers = torch.finfo(DTYPE[case.dtype])
-
-    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> tuple[Tensor]:
-        # The step between numbers over sqrt(12) is a rounding's standard deviation. It is at most eps times the number,
-        # but no less than that between the smallest numbers; a row's largest exponential is 1.
-        largest = p.amax(1, keepdim=True) if p.shape[1] else p.sum(1, keepdim=True)
-        steps = numbers.eps * torch.maximum(p, numbers.tiny * largest).masked_fill(p == 0, 0.0)
-        return (((steps.square() / 12) @ v.square()).sqrt(),)
-
-    (deviation,) = _over_heads(case, inputs, part, of)
-    return deviation
-
-
-def lse_reference(case: Case, inputs: tuple[Tensor, ...], part: slice) -> tuple[Tensor, Tensor]:
-    """The logarithm of each row's sum, -inf where it sees no key, with the terms of its largest score."""
-    import torch
-
-    from kernel_twins.ops.tensors import chain
-
-    def of(scores: Tensor, p: Tensor, size: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        if not scores.shape[1]:
-            return scores.new_full((len(scores),), -math.inf), scores.sum(1)
-        lse = torch.logsumexp(scores, 1)
-        terms = 4 + chain(scores.shape[1]) + size.amax(1) + lse.abs()
-        return lse, terms.masked_fill(lse.isinf(), 0.0)
-
-    lse, terms = _over_heads(case, inputs, part, of)
-    return lse, terms
+def plain_copyable(case: Case) -> str:
+    return plain(case) or copyable(case)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -219,14 +175,19 @@ def check(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     *,
     out: tuple[Tensor, Tensor],
     scale: float | None = None,
     band: Band | None = None,
+    softcap: float | None = None,
+    from_end: bool = False,
 ) -> None:
     """q: [B, H, Sq, D], k and v: [B, H_KV, Sk, D], rows of D neighbours; out: [B, H, Sq, D] and fp32 [B, H, Sq].
 
-    Without them, the scale is 1 / sqrt(D), and every query sees every key.
+    Without them, the scale is 1 / sqrt(D), and every query sees every key. ``from_end`` adds Sk - Sq to the band. Of
+    packed sequences B is 1, and cu_seqlens_q and cu_seqlens_k, int32 [N + 1], are their first tokens.
     """
     from kernel_twins.ops import tensors
 
@@ -238,6 +199,9 @@ def check(
         if tensor.stride(3) != 1:
             raise ValueError(f"{name} has strides {tensor.stride()}, the last must be 1: call {name}.contiguous()")
     batch, heads, queries, d = q.shape
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap is {softcap}, must be greater than 0: pass None for none")
+    _check_starts(q, cu_seqlens_q, cu_seqlens_k)
     if d % 8 or not 0 < d <= LARGEST_D:
         raise ValueError(f"q has a head dimension of {d}, must be a multiple of 8 up to {LARGEST_D}: pad it with zeros")
     kv_heads = k.shape[1]
@@ -264,23 +228,54 @@ def check(
             tensors.require_apart(tensor, other, operand)
 
 
+def _check_starts(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
+    from kernel_twins.ops import tensors
+
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        return
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        name = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
+        raise TypeError(f"{name} is None, must be a tensor where the other one is: pass both or none")
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        tensors.require_tensor(name, starts)
+        if str(starts.dtype) != "torch.int32":
+            raise TypeError(f"{name} is {starts.dtype}, must be torch.int32: call {name}.int()")
+        tensors.require_rank(name, starts, 1)
+        tensors.require_device(name, starts, "q", q)
+        tensors.require_contiguous(name, starts)
+    if not len(cu_seqlens_q) == len(cu_seqlens_k) >= 2:
+        raise ValueError(
+            f"cu_seqlens_q has {len(cu_seqlens_q)} numbers and cu_seqlens_k {len(cu_seqlens_k)}, "
+            "must both have one more than there are sequences, at least 2"
+        )
+    if q.shape[0] != 1:
+        raise ValueError(
+            f"q has a batch of {q.shape[0]}, must be 1 with cu_seqlens_q: pack the tokens of all sequences"
+        )
+
+
+def _pairs(band: Band, queries: int, keys: int) -> int:
+    return sum(max(0, min(keys - 1, i + band[1]) - max(0, i + band[0]) + 1) for i in range(queries))
+
+
 def seen(case: Case) -> int:
-    """Pairs of a query and a key that it sees, of one head."""
-    _, _, queries, _ = case.shape
-    keys, (first, last) = keys_of(case), options(case)["band"]
+    """Pairs of a query and a key that it sees, of one head and all sequences."""
+    batch, _, queries, _ = case.shape
     # FLOPs of a square causal product are told as half of the whole one's, as everybody does.
-    if case.get("mask") and keys == queries and not case.get("window"):
-        return queries * keys // 2
-    return sum(max(0, min(keys - 1, i + last) - max(0, i + first) + 1) for i in range(queries))
+    if case.get("mask") and keys_of(case) == queries and not case.get("window") and not case.get("packed"):
+        return batch * (queries * queries // 2)
+    counts: dict[tuple[int, int], int] = {each: _pairs(band_in(case, *each), *each) for each in set(lengths_of(case))}
+    return sum(counts[each] for each in lengths_of(case))
 
 
 def flops(case: Case) -> int:
     """Two products of 2 D operations for each pair."""
-    b, h, _, d = case.shape
-    return 4 * b * h * seen(case) * d
+    _, h, _, d = case.shape
+    return 4 * h * seen(case) * d
 
 
 def minimum_bytes(case: Case) -> int:
-    b, h, queries, d = case.shape
-    elements = 2 * b * h * queries * d + 2 * b * kv_heads_of(case) * keys_of(case) * d
-    return elements * ITEMSIZE[case.dtype] + b * h * queries * 4
+    _, h, _, d = case.shape
+    queries, keys = sum(each for each, _ in lengths_of(case)), sum(each for _, each in lengths_of(case))
+    elements = 2 * h * queries * d + 2 * kv_heads_of(case) * keys * d
+    return elements * ITEMSIZE[case.dtype] + h * queries * 4
