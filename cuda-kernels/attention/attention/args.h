@@ -25,7 +25,7 @@ struct AttentionArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of q, k, v and out: bf16 or fp16
-  // What v12 alone serves.
+  // What v13 alone serves.
   HeadStrides out_stride;
   float softcap = 0.0f;   // scores become softcap * tanh(score / softcap); 0: they stay
   bool from_end = false;  // Sk - Sq, of each sequence where there are several, is added to the band's limits

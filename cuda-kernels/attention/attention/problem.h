@@ -70,7 +70,7 @@ template <int LARGEST = 128, typename Function>
 void dispatch_heads(const AttentionArgs& args, Function function) {
   if (args.D > LARGEST) {
     throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most " +
-                             std::to_string(LARGEST) + (LARGEST < 256 ? ": take v12_dispatch" : ""));
+                             std::to_string(LARGEST) + (LARGEST < 256 ? ": take v13_dispatch" : ""));
   }
   dispatch(args.dtype, [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, float>) {

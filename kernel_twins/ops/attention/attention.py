@@ -11,6 +11,7 @@ _BUILT_ON_ROLES = "It builds on the roles of v06."
 
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
 _CAUSAL = _FULL.but(mask="causal")
+_SHORT_CAUSAL = Case.of(8, 16, 2_048, 128, dtype="bf16", mask="causal")
 
 
 def _test_cases() -> tuple[Case, ...]:
@@ -231,7 +232,19 @@ OP = Op(
             wide=True,
         ),
         Step(
-            name="v12_dispatch",
+            name="v12_skip_hidden",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02),
+                Prediction("time", "<=", 0.995, relative=True, case=_CAUSAL),
+                Prediction("time", "<=", 0.97, relative=True, case=_SHORT_CAUSAL),
+            ),
+            no_triton=_BUILT_ON_ROLES,
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            wide=True,
+        ),
+        Step(
+            name="v13_dispatch",
             predictions=(
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("time", "<=", 0.97, relative=True, backends=("triton",), case=_CAUSAL),

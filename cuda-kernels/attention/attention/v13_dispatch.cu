@@ -1,22 +1,21 @@
-// attention v12_dispatch: heads of every width, sequences of every length, capped scores.
+// attention v13_dispatch: heads of every width, sequences of every length, capped scores.
 //
-// Change:   v11's kernel as a template over its tile: with D above 128 two consumers take 80 keys at a time.
+// Change:   v12's kernel as a template over its tile: with D above 128 two consumers take 80 keys at a time.
 //           A tile of queries belongs to a sequence, whose lengths and place its producer looks up; of a
 //           batch all sequences are equally long. Scores can pass a tanh (softcap). Results go to rows of any
-//           stride.
-// Why:      a result of 256 columns takes 128 registers of a thread, so there is room for two consumers
-// alone.
-//           Packed sequences need no padding, and a block finds a tile's sequence by a search among their
-//           starts, so that the host does not have to know any length.
-// Counter:  none at the case shown, which runs as in v11.
+//           stride, 16 bytes at a time.
+// Why:      a result of 256 columns takes 128 registers a thread, and two consumers alone have room
+//           for it. Packed sequences need no padding, and a block finds a tile's sequence by a search among
+//           their starts, so that the host does not have to know any length. The four lanes of a row exchange
+//           what they hold of it before they store, since a store takes as long for 4 bytes as for 16.
+// Counter:  none at the case shown, which runs as in v12.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
 // Source:   Shah et al., "FlashAttention-3" (2024), for the tile of D 256.
-// Twin:     triton-kernels/attention/attention/v12_dispatch.py
+// Twin:     triton-kernels/attention/attention/v13_dispatch.py
+#include "coalesced_store.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "lib/tanh.cuh"
-#include "tile.cuh"
-#include "work.cuh"
 
 // WIDTH is D, padded to whole panels of 64 columns.
 template <int WIDTH>
@@ -166,42 +165,11 @@ __device__ inline void round_to(uint32_t (&p)[STEPS][4], const float (&scores)[S
   }
 }
 
-// A warpgroup stores the rows of its 64 that exist: out divided by the sums, and the sums' logarithms. `row`
-// is the thread's first one.
-template <typename T, int N>
-__device__ inline void store(const AnyProblem& problem, const float (&out)[N], const Rows& rows,
-                             const Task& task, int row) {
-  constexpr float LN_2 = 0.6931471805599453f;
-  const int lane = threadIdx.x % 4;
-  T* head = static_cast<T*>(problem.out) + task.batch * problem.out_stride.batch +
-            task.head * problem.out_stride.head;
-  float* lse = problem.lse + (static_cast<int64_t>(task.batch) * problem.heads + task.head) * problem.Sq;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = rows.sum[half];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    const int in_sequence = row + half * 8;
-    if (in_sequence >= task.Sq) continue;
-    const int64_t token = int64_t{task.first_q} + in_sequence;
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // 0 if the row sees no key
-    T* line = head + token * problem.out_stride.row + lane * 2;
-#pragma unroll
-    for (int j = 0; j < N / 4; ++j) {
-      const float* at = &out[j * 4 + half * 2];
-      alignas(4) const T pair[2] = {from_float<T>(at[0] * inverse), from_float<T>(at[1] * inverse)};
-      if (j * 8 < problem.D)
-        *reinterpret_cast<uint32_t*>(line + j * 8) = *reinterpret_cast<const uint32_t*>(pair);
-    }
-    if (lane == 0) lse[token] = rows.max[half] * problem.factor * LN_2 + logf(sum);
-  }
-}
-
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
-    attention_v12_dispatch_kernel(const __grid_constant__ AnyProblem problem, const Queue queue) {
+    attention_v13_dispatch_kernel(const __grid_constant__ AnyProblem problem, const Queue queue) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ::Tile<WIDTH>;
   constexpr int STAGES = Tile::STAGES;
@@ -321,9 +289,38 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       for (int j = 0; j < Tile::BLOCK_N / 16; ++j) wgmma_hold(p[j]);
       if (thread == 0) mbarrier_arrive(&shared.v_empty[stage]);
     };
+    const auto pass = [&](int i) {
+      const int stage = visits % STAGES;
+      const uint32_t parity = visits / STAGES % 2;
+      ++visits;
+      const int keys = task.Sk - walk[i] * Tile::BLOCK_N;
+      mbarrier_wait_parity(&shared.k_full[stage], parity);  // for the stage's keys, though nobody reads them:
+      mbarrier_wait_parity(&shared.v_full[stage], parity);  // arrivals must not overtake the copies
+      if (problem.keys.starts != nullptr && keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage], keys);
+      // For all warps to have seen both, as an arrival may let the stage be filled again.
+      named_barrier_sync(1 + consumer, WARPGROUP);
+      if (thread == 0) mbarrier_arrive(&shared.k_empty[stage]);
+      if (thread == 0) mbarrier_arrive(&shared.v_empty[stage]);
+    };
     if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
-    for (int i = 0; i < walk.masked; ++i) visit.template operator()<true>(i);
-    for (int i = walk.masked; i < walk.tiles; ++i) visit.template operator()<false>(i);
+    const int first_row = task.row + consumer * 64;  // the consumer's
+    const bool idle = first_row >= task.Sq;
+    for (int i = 0; i < walk.masked; ++i) {
+      const int key = walk[i] * Tile::BLOCK_N;
+      const bool hidden = key > first_row + 63 + task.last || key + Tile::BLOCK_N <= first_row + task.first;
+      if (idle || hidden) {
+        pass(i);
+      } else {
+        visit.template operator()<true>(i);
+      }
+    }
+    for (int i = walk.masked; i < walk.tiles; ++i) {
+      if (idle) {
+        pass(i);
+      } else {
+        visit.template operator()<false>(i);
+      }
+    }
     store<T>(problem, out, rows, task, task.row + own_row);
     __syncwarp();  // for the warp to have read `task`
     if (thread % 32 == 0) mbarrier_arrive(&shared.q_empty[buffer]);
@@ -351,13 +348,13 @@ static AnyProblem any_problem_of(const AttentionArgs& args, int block_m, int blo
   return problem;
 }
 
-void attention_v12_dispatch(const AttentionArgs& args) {
+void attention_v13_dispatch(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
   dispatch_heads<256>(args, [&]<typename T, int WIDTH>() {
     using Tile = ::Tile<WIDTH>;
     const AnyProblem problem = any_problem_of(args, Tile::BLOCK_M, Tile::BLOCK_N);
     const Queue queue = queue_of(args, problem, Tile::BLOCK_M);
-    const auto kernel = attention_v12_dispatch_kernel<T, WIDTH>;
+    const auto kernel = attention_v13_dispatch_kernel<T, WIDTH>;
     allow_shared_memory(kernel, sizeof(Shared<Tile>));
     const int grid = std::min(queue.tiles, multiprocessor_count());
     kernel<<<grid, Tile::THREADS, sizeof(Shared<Tile>), args.stream>>>(problem, queue);
