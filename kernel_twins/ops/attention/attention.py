@@ -75,7 +75,7 @@ def _test_cases() -> tuple[Case, ...]:
 # B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
 _SHAPES = tuple(
     Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
-    for d in (128, 64)
+    for d in (128, 64, 256)
     for s in (512, 1_024, 2_048, 4_096, 8_192, 16_384)
     for mask in ({}, {"mask": "causal"})
 )

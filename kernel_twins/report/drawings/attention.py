@@ -199,3 +199,40 @@ def kept_maximum(drawing: Drawing) -> None:
     drawing.text(
         16, 174, "two rescalings of ten; the exponentials of scores above the line are larger than 1, up to 2^8"
     )
+
+
+@drawn("At the diagonal a consumer passes over tiles of keys that none of its own rows sees", 206)
+def own_tiles(drawing: Drawing) -> None:
+    kinds: tuple[tuple[Level, str], ...] = (("tensor", "clean"), ("shared", "masked"), ("plain", "passed over"))
+    of_consumers = ((0, 0, 0, 1, 2), (0, 0, 0, 1, 2), (0, 0, 0, 0, 1))  # numbers of kinds
+    for column in range(5):
+        drawing.note(140 + 96 * column + 46, 28, f"keys {128 * column} to {128 * column + 127}", "middle")
+    for row, tiles in enumerate(of_consumers):
+        y = 42 + 32 * row
+        drawing.note(16, y + 8, f"consumer {row}")
+        drawing.note(16, y + 22, f"rows {384 + 64 * row} to {447 + 64 * row}")
+        drawing.boxes(140, y, 26, [(92, *kinds[kind]) for kind in tiles], gap=4)
+    drawing.text(16, 164, "who passes over a tile waits until it has come, and says at once that it is done with it:")
+    drawing.text(16, 182, "the producer may not overtake, and the tensor cores are free for the others")
+
+
+@drawn("Sequences without padding: a slot tells its sequence by a search among the sequences' starts", 226)
+def packed_sequences(drawing: Drawing) -> None:
+    drawing.heading(16, 18, "tokens: sequences of 5, 2, 0 and 7, one behind the other; starts 0, 5, 7, 7, 14")
+    sequences: tuple[Part, ...] = (
+        (187, "tensor", "sequence 0"), (73, "shared", "1"), (263, "registers", "sequence 3"),
+    )  # fmt: skip
+    drawing.boxes(16, 32, 26, sequences, gap=3)
+    drawing.heading(16, 90, "slots for tiles of 4 queries: sequence n begins at slot start / 4 + n")
+    slots: tuple[tuple[Level, str], ...] = (
+        ("tensor", "0: 0-3"), ("tensor", "0: 4"), ("shared", "1: 0-1"), ("plain", "2: none"),
+        ("registers", "3: 0-3"), ("registers", "3: 4-6"), ("plain", ""),
+    )  # fmt: skip
+    drawing.boxes(16, 104, 26, [(76, level, text) for level, text in slots], gap=4)
+    for index in range(7):
+        drawing.note(16 + 80 * index + 38, 142, f"slot {index}", "middle")
+    drawing.text(16, 176, "14 / 4 + 4 = 7 slots: the host knows their number without any length, and an empty one")
+    drawing.text(
+        16, 194, "costs a search. Tokens behind a sequence's last key are hidden, and their values are set to 0,"
+    )
+    drawing.text(16, 212, "since 0 times a neighbour's NaN would be NaN")
