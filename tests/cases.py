@@ -9,6 +9,7 @@ from collections.abc import Collection
 from kernel_twins.spec import Case
 
 FEWEST_ROWS = 2  # the second shows a wrong stride
+FEW_SEQUENCES = 8  # packed, they have every length there is
 
 
 def with_fewer_rows(case: Case, elements: int) -> Case:
@@ -37,8 +38,8 @@ def with_axes_halved(case: Case, axes: Collection[int], elements: int) -> Case:
 
 
 def with_few_heads(case: Case, most: int = 6) -> Case:
-    """Attention with few query heads; anything else, and grouped heads, as it is."""
+    """Attention with few query heads and packed sequences; anything else, and grouped heads, as it is."""
     if len(case.shape) != 4 or case.get("axes") or case.get("kv"):
         return case
     b, h, s, d = case.shape
-    return dataclasses.replace(case, shape=(b, min(h, most), s, d))
+    return dataclasses.replace(case, shape=(min(b, FEW_SEQUENCES), min(h, most), s, d))

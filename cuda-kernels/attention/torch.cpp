@@ -57,10 +57,10 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
                         .dtype = dtype_of(q),
                         .out_stride = strides_of(out[0]),
                         .softcap = static_cast<float>(softcap.value_or(0.0)),
-                        .from_end = from_end,
                         .starts_q = starts(cu_seqlens_q),
                         .starts_k = starts(cu_seqlens_k),
                         .sequences = cu_seqlens_q ? cu_seqlens_q->numel() - 1 : 0,
+                        .from_end = from_end,
                         .memory = &memory,
                         .stream = lender.stream()});
   for (const Tensor& each : out) mark_written(each);

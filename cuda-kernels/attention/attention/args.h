@@ -25,15 +25,14 @@ struct AttentionArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of q, k, v and out: bf16 or fp16
-  // What v13 alone serves.
+  // What v13 alone serves. With sequences B is 1, Sq and Sk are the tokens of all, and sequence n has the
+  // queries starts_q[n] to starts_q[n + 1] - 1 and the keys likewise; the band's limits may count from its
+  // end.
   HeadStrides out_stride;
-  float softcap = 0.0f;   // scores become softcap * tanh(score / softcap); 0: they stay
-  bool from_end = false;  // Sk - Sq, of each sequence where there are several, is added to the band's limits
-  // Without sequences null. With them B is 1, Sq and Sk are the tokens of all, and sequence n has the queries
-  // starts_q[n] to starts_q[n + 1] - 1 and the keys likewise.
-  const int* starts_q = nullptr;
-  const int* starts_k = nullptr;
+  float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
+  const int *starts_q = nullptr, *starts_k = nullptr;
   int64_t sequences = 0;
+  bool from_end = false;  // adds Sk - Sq to the band's limits
   const Memory* memory;
   cudaStream_t stream;
 };

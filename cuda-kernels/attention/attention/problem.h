@@ -66,19 +66,14 @@ inline unsigned blocks_of(const AttentionArgs& args, const Problem& problem) {
 
 // Calls function.template operator()<T, WIDTH>() with the C++ type of the dtype and with D padded to whole
 // panels of 64 columns.
-template <int LARGEST = 128, typename Function>
+template <typename Function>
 void dispatch_heads(const AttentionArgs& args, Function function) {
-  if (args.D > LARGEST) {
-    throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most " +
-                             std::to_string(LARGEST) + (LARGEST < 256 ? ": take v13_dispatch" : ""));
+  if (args.D > 128) {
+    throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most 128: take v13_dispatch");
   }
   dispatch(args.dtype, [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, float>) {
       throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");
-    } else if constexpr (LARGEST == 256) {
-      args.D <= 64    ? function.template operator()<T, 64>()
-      : args.D <= 128 ? function.template operator()<T, 128>()
-                      : function.template operator()<T, 256>();
     } else {
       args.D <= 64 ? function.template operator()<T, 64>() : function.template operator()<T, 128>();
     }

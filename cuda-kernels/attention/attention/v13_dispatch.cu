@@ -348,16 +348,23 @@ static AnyProblem any_problem_of(const AttentionArgs& args, int block_m, int blo
   return problem;
 }
 
+template <int WIDTH>
+static void launch(const AttentionArgs& args) {
+  using Tile = ::Tile<WIDTH>;
+  const AnyProblem problem = any_problem_of(args, Tile::BLOCK_M, Tile::BLOCK_N);
+  const Queue queue = queue_of(args, problem, Tile::BLOCK_M);
+  const auto kernel = args.dtype == Dtype::bf16 ? attention_v13_dispatch_kernel<__nv_bfloat16, WIDTH>
+                                                : attention_v13_dispatch_kernel<__half, WIDTH>;
+  allow_shared_memory(kernel, sizeof(Shared<Tile>));
+  const int grid = std::min(queue.tiles, multiprocessor_count());
+  kernel<<<grid, Tile::THREADS, sizeof(Shared<Tile>), args.stream>>>(problem, queue);
+  CUDA_CHECK(cudaGetLastError());
+}
+
 void attention_v13_dispatch(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
-  dispatch_heads<256>(args, [&]<typename T, int WIDTH>() {
-    using Tile = ::Tile<WIDTH>;
-    const AnyProblem problem = any_problem_of(args, Tile::BLOCK_M, Tile::BLOCK_N);
-    const Queue queue = queue_of(args, problem, Tile::BLOCK_M);
-    const auto kernel = attention_v13_dispatch_kernel<T, WIDTH>;
-    allow_shared_memory(kernel, sizeof(Shared<Tile>));
-    const int grid = std::min(queue.tiles, multiprocessor_count());
-    kernel<<<grid, Tile::THREADS, sizeof(Shared<Tile>), args.stream>>>(problem, queue);
-    CUDA_CHECK(cudaGetLastError());
-  });
+  if (args.dtype == Dtype::fp32)
+    throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");
+  if (args.D > 256) throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most 256");
+  args.D <= 64 ? launch<64>(args) : args.D <= 128 ? launch<128>(args) : launch<256>(args);
 }
