@@ -25,9 +25,7 @@ struct AttentionArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of q, k, v and out: bf16 or fp16
-  // What v13 alone serves. With sequences B is 1, Sq and Sk are the tokens of all, and sequence n has the
-  // queries starts_q[n] to starts_q[n + 1] - 1 and the keys likewise; the band's limits may count from its
-  // end.
+  // What v13 alone serves. With sequences B is 1, and Sq and Sk are the tokens of all.
   HeadStrides out_stride;
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
   const int *starts_q = nullptr, *starts_k = nullptr;

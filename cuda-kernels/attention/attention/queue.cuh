@@ -34,8 +34,7 @@ __device__ inline Work work_of(const Queue& queue, unsigned number) {
 // How many keys a query sees.
 inline int64_t keys_of(const Problem& problem, int64_t row) {
   const int64_t low = std::max<int64_t>(row + problem.first, 0);
-  const int64_t high = std::min<int64_t>(row + problem.last, problem.Sk - 1);
-  return std::max<int64_t>(high - low + 1, 0);
+  return std::max<int64_t>(std::min<int64_t>(row + problem.last, problem.Sk - 1) - low + 1, 0);
 }
 
 inline Queue queue_of(const AttentionArgs& args, const Problem& problem, int block_m) {
