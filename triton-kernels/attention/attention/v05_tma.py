@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernel_twins._triton.attention.attention.mask import mask_of
 from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.lib.device import scratch
 
@@ -63,13 +64,6 @@ def _add_block(
     row_sum = row_sum * shrink + tl.sum(p, axis=1)
     total = tl.dot(p.to(v_tile.dtype), v_tile, total * shrink[:, None])
     return total, new_max, row_sum
-
-
-def mask_of(first: int, last: int, Sq: int, Sk: int) -> str:
-    """The kind of a mask: "full" where every query sees every key, else which sides of the band cut."""
-    if first > 1 - Sq:
-        return "window"
-    return "causal" if last < Sk - 1 else "full"
 
 
 @triton.autotune(CONFIGS, key=["D", "MASK", "length"], cache_results=True, do_bench=tuning.bench)
@@ -168,7 +162,7 @@ def attention_v05_tma(
     def grid(args: dict[str, int]) -> tuple[int]:
         return (B * H * triton.cdiv(Sq, args["BLOCK_M"]),)
 
-    mask = mask_of(first, last, Sq, Sk)
+    mask = mask_of(first, last, -Sq, Sk)
     variant = {} if mask == "full" else {"mask": mask}
     problem = tuning.problem_of(B, H, Sq, D, dtype=q.dtype, **variant)
     kernel, config = tuning.choose(attention_v05_tma_kernel, "attention/v05_tma", problem, q.device)
