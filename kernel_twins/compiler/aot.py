@@ -34,8 +34,9 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
     """The kernels that one call launches, each once, as Triton's ``CompiledKernel``.
 
     ``asm`` holds their ttir, ttgir, llir, ptx and cubin, ``metadata`` their shared bytes and warps. ``arch`` is 80 or
-    90. An autotuned step is compiled for ``config``. Without one it is compiled for the reference GPU's committed
-    winner at the nearest problem, or for the first of the list if there is none or for another architecture.
+    90. An autotuned step is compiled for ``config``, or for the first of the list where a case has another list than
+    ``configs``. Without ``config`` it is compiled for the reference GPU's committed winner at the nearest problem, or
+    for the first of the list if there is none or for another architecture.
     UnavailableError without torch or Triton, and in the interpreter.
     """
     launch = getattr(_module(op, step), f"{op.name}_{step.name}")
@@ -54,7 +55,8 @@ def compiled(op: Op, step: Step, case: Case, arch: int = REFERENCE_ARCH, config:
 
     def choose(kernel: Any, name: str, problem: Case, device: Any) -> tuple[Any, dict[str, int]]:
         winner = tuning.nearest(name, problem, REFERENCE_GPU) if config is None and arch == REFERENCE_ARCH else None
-        return kernel.fn, winner or (config or kernel.configs[0]).all_kwargs()
+        listed = config is not None and config in kernel.configs
+        return kernel.fn, winner or (config if listed else kernel.configs[0]).all_kwargs()
 
     with (
         mock.patch.object(triton.runtime.driver, "_active", _Driver(arch)),
