@@ -1,4 +1,4 @@
-"""attention v12_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
+"""attention v13_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
 
 Change:   a list of smaller tiles for D above 128. Sequences that lie one behind another in a tensor share a launch: the
           grid has a slot for each block of queries that there may be, and a program searches its sequence in
@@ -13,7 +13,7 @@ Requires: rows of D contiguous elements, D a multiple of 8 up to 256; fewer than
           2^30 queries and keys in a tensor.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
           "FlashAttention-2" (arXiv:2307.08691); Gemma Team, "Gemma 2" (arXiv:2408.00118), for the softcap.
-Twin:     cuda-kernels/attention/attention/v12_dispatch.cu
+Twin:     cuda-kernels/attention/attention/v13_dispatch.cu
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ WIDE_CONFIGS = _configs((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 3
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(0.6931471805599453)
+TWICE_LOG2_E = tl.constexpr(2.8853900817779268)
+SMALL = tl.constexpr(0.25)
 SMALLEST_FACTOR = 2.0**-126  # a scale of 0 becomes this: -inf * 0 would be NaN
 VECTOR = 8  # elements of 16 bytes
 
@@ -95,10 +97,14 @@ def _add_block(
     v_tile = _load_block(v_head, v_desc, stride_vn, start, keys, UNIT, D, BLOCK_N, BLOCK_D, MASKED)
     scores = tl.dot(q_tile, k_tile.T)
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (1 + e^2x), since the hardware's tanh has half the digits. The square of a reciprocal root
-        # takes fewer instructions than a division, which looks for large divisors.
-        root = tl.rsqrt(1 + tl.exp2(scores * inner))
-        scores = 1 - 2 * root * root
+        # tanh(x) = 1 - 2 / (1 + e^2x), since the hardware's tanh has half the digits; the series near 0, where the
+        # difference has few. The square of a reciprocal root takes fewer instructions than a division, which looks for
+        # large divisors.
+        x = scores * inner
+        square = x * x
+        series = x + x * square * (-1 / 3 + square * (2 / 15 - square * (17 / 315)))
+        root = tl.rsqrt(1 + tl.exp2(x * TWICE_LOG2_E))
+        scores = tl.where(tl.abs(x) < SMALL, series, 1 - 2 * root * root)
     if MASKED:
         key = start + tl.arange(0, BLOCK_N)
         visible = (key[None, :] >= lowest[:, None]) & (key[None, :] <= highest[:, None])
@@ -128,7 +134,7 @@ SEARCH = {
 
 @triton.autotune(CONFIGS, **SEARCH)
 @triton.jit(do_not_specialize=["H", "group", "N", "Sq", "Sk", "first", "last", "from_end", "length"])
-def attention_v12_dispatch_kernel(
+def attention_v13_dispatch_kernel(
     q, k, v, out, lse, cu_q, cu_k, H, group, N, Sq, Sk, factor, inner, first, last, from_end, length,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_om, MASK: tl.constexpr, NEGATIVE: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -209,10 +215,10 @@ def attention_v12_dispatch_kernel(
 
 
 # The same kernel, searched among other tiles.
-_wide_kernel = triton.autotune(WIDE_CONFIGS, **SEARCH)(attention_v12_dispatch_kernel.fn)
+_wide_kernel = triton.autotune(WIDE_CONFIGS, **SEARCH)(attention_v13_dispatch_kernel.fn)
 
 
-def attention_v12_dispatch(
+def attention_v13_dispatch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -244,7 +250,7 @@ def attention_v12_dispatch(
     scale = D**-0.5 if scale is None else scale
     factor, inner = scale * LOG2_E, 0.0
     if softcap is not None:
-        factor, inner = softcap * LOG2_E, 2 * factor / softcap
+        factor, inner = softcap * LOG2_E, scale / softcap
     factor = math.copysign(max(abs(factor), SMALLEST_FACTOR), factor)
     # Limits that lie beyond every key bind no more there, and have 32 bits.
     before, behind = (-Sk, Sq) if from_end else (-Sq, Sk)
@@ -270,8 +276,8 @@ def attention_v12_dispatch(
         "tiles": "wide" if D > 128 else "",
     }
     problem = tuning.problem_of(N, H, length, D, dtype=q.dtype).but(**kinds)
-    searched = _wide_kernel if D > 128 else attention_v12_dispatch_kernel
-    kernel, config = tuning.choose(searched, "attention/v12_dispatch", problem, q.device)
+    searched = _wide_kernel if D > 128 else attention_v13_dispatch_kernel
+    kernel, config = tuning.choose(searched, "attention/v13_dispatch", problem, q.device)
     triton.set_allocator(scratch)
     kernel[grid](
         q, k, v, *out, cu_seqlens_q, cu_seqlens_k, H, H // H_KV, N, Sq, Sk, factor, inner,
