@@ -1,21 +1,25 @@
 // attention v13_dispatch: heads of every width, sequences of every length, capped scores.
 //
-// Change:   v12's kernel as a template over its tile: with D above 128 two consumers take 80 keys at a time.
-//           A tile of queries belongs to a sequence, whose lengths and place its producer looks up; of a
-//           batch all sequences are equally long. Scores can pass a tanh (softcap). Results go to rows of any
-//           stride, 16 bytes at a time.
-// Why:      a result of 256 columns takes 128 registers a thread, and two consumers alone have room
-//           for it. Packed sequences need no padding, and a block finds a tile's sequence by a search among
-//           their starts, so that the host does not have to know any length. The four lanes of a row exchange
-//           what they hold of it before they store, since a store takes as long for 4 bytes as for 16.
+// Change:   v12's kernel as a template over its tile. With D up to 64, or above 128, a consumer starts the
+// scores
+//           of a tile before the product of the last one's probabilities, and takes exponentials while that
+//           runs; above 128 two consumers take 80 keys at a time. A tile of queries belongs to a sequence,
+//           whose lengths and place its producer looks up; of a batch all sequences are equally long. Scores
+//           can pass a tanh (softcap). Results go to rows of any stride, 16 bytes at a time.
+// Why:      v12's consumers have registers for one of two things in flight. At D 64 the result leaves room
+// for
+//           both, and exponentials take as long as products; at D 256 two consumers have room for the result,
+//           and are too few to leave the overlap to chance. Packed sequences need no padding, and a block
+//           finds a tile's sequence by a search among their starts, so that the host does not have to know
+//           any length. The four lanes of a row exchange what they hold of it before they store, since a
+//           store takes as long for 4 bytes as for 16.
 // Counter:  none at the case shown, which runs as in v12.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
-// Source:   Shah et al., "FlashAttention-3" (2024), for the tile of D 256.
+// Source:   Shah et al., "FlashAttention-3" (2024), for the overlap and the tile of D 256.
 // Twin:     triton-kernels/attention/attention/v13_dispatch.py
 #include "coalesced_store.cuh"
-#include "lib/ptx/wgmma_registers.cuh"
-#include "lib/tanh.cuh"
+#include "scores.cuh"
 
 // WIDTH is D, padded to whole panels of 64 columns.
 template <int WIDTH>
@@ -29,6 +33,8 @@ struct Tile {
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
   static constexpr int PRODUCER_REGISTERS = WIDE ? 40 : 32;
   static constexpr int CONSUMER_REGISTERS = WIDE ? 232 : 160;
+  // Scores of a tile are taken in while the last tile's probabilities are multiplied.
+  static constexpr bool OVERLAPPED = WIDTH != 128;
   static constexpr int PANELS = WIDTH / 64;
   static constexpr int SCORES = BLOCK_N / 2;           // of a thread
   static constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel
@@ -49,123 +55,6 @@ struct Shared {
   uint64_t k_empty[Tile::STAGES], v_empty[Tile::STAGES];
   Task task[Tile::Q_BUFFERS];
 };
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// Starts scores = q @ k^T.
-template <typename T, typename Tile>
-__device__ inline void multiply_keys(float (&scores)[Tile::SCORES], uint64_t q, uint64_t k) {
-#pragma unroll
-  for (int step = 0; step < Tile::PANELS * 4; ++step) {
-    const int within = step % 4 * 2;  // 16 columns, in descriptors' units of 16 bytes
-    wgmma_m64k16<Tile::BLOCK_N, T, false, true>(scores, q + step / 4 * (Tile::Q_BYTES / 16) + within,
-                                                k + step / 4 * (Tile::K_BYTES / 16) + within, step > 0);
-  }
-}
-
-// Starts out += p @ v.
-template <typename T, int N, int STEPS>
-__device__ inline void multiply_values(float (&out)[N], const uint32_t (&p)[STEPS][4], uint64_t v) {
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step)
-    wgmma_m64k16_registers<N * 2, T, false>(out, p[step], v + step * (16 * ROW_BYTES / 16), true);
-}
-
-// Softcap: puts scores into tanh. The cap itself is part of the factor that turns them into powers of 2.
-template <int N>
-__device__ inline void bound(float (&scores)[N], float cap) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) scores[i] = tanh_by_exp2(scores[i] * cap);
-}
-
-// Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
-// score.
-template <int N>
-__device__ inline void hide(float (&scores)[N], const Task& task, int row, int key) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const int in_row = row + i % 4 / 2 * 8;
-    const int low = in_row + task.first - key;
-    const int high = min(in_row + task.last, task.Sk - 1) - key;
-    const int at = i / 4 * 8 + i % 2;
-    if (at < low || at > high) scores[i] = -INFINITY;
-  }
-}
-
-// All consumers together turn the rows of v behind the first `keys` into zeros. Behind a sequence's last key
-// lie the next sequence's values, or a padding's: a NaN there times a probability of 0 would be NaN.
-template <typename Tile>
-__device__ inline void clear(uint8_t (&v)[Tile::PANELS][Tile::K_BYTES], int keys) {
-  constexpr int PIECES = ROW_BYTES / 16;
-  const int count = (Tile::BLOCK_N - keys) * PIECES;
-#pragma unroll 1
-  for (int i = threadIdx.x - WARPGROUP; i < count * Tile::PANELS; i += Tile::CONSUMERS * WARPGROUP)
-    reinterpret_cast<uint4*>(v[i / count])[keys * PIECES + i % count] = {};
-  fence_proxy_async();                                                   // shows them to wgmma
-  named_barrier_sync(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);  // for all consumers' zeros
-}
-
-// Raises the rows' maxima to those of the scores if one of the warp's has grown by much, and rescales what
-// belongs to the old ones.
-template <int N, int COUNT>
-__device__ inline void raise(Rows& rows, float (&out)[N], const float (&scores)[COUNT], float factor) {
-  constexpr float THRESHOLD = 8.0f;  // powers of 2
-  float top[4] = {rows.max[0], rows.max[0], rows.max[1], rows.max[1]};
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) top[i % 4] = fmaxf(top[i % 4], scores[i]);
-  float max[2];
-  bool grown = false;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    max[half] = fmaxf(top[half * 2], top[half * 2 + 1]);
-    max[half] = fmaxf(max[half], __shfl_xor_sync(0xffffffff, max[half], 1));
-    max[half] = fmaxf(max[half], __shfl_xor_sync(0xffffffff, max[half], 2));
-    grown |= (max[half] - rows.max[half]) * factor > THRESHOLD;  // false where both are -inf
-  }
-  if (!__any_sync(0xffffffff, grown)) return;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float base = max[half] == -INFINITY ? 0.0f : max[half];
-    const float shrink = exp2_approx((rows.max[half] - base) * factor);
-    rows.max[half] = max[half];
-    rows.sum[half] *= shrink;
-#pragma unroll
-    for (int j = half * 2; j < N; j += 4) {
-      out[j] *= shrink;
-      out[j + 1] *= shrink;
-    }
-  }
-}
-
-// Turns scores into powers of 2 under the rows' maxima. Only in a MASKED tile can a row have seen no key so
-// far.
-template <bool MASKED, int COUNT>
-__device__ inline void exponentiate(float (&scores)[COUNT], Rows& rows, float factor) {
-  float shift[2];
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    shift[half] = MASKED && rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
-  float sums[4] = {};
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) {
-    scores[i] = exp2_approx(fmaf(scores[i], factor, -shift[i % 4 / 2]));
-    sums[i % 4] += scores[i];
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
-}
-
-// Rounds p: where 16 columns of sums lie, wgmma expects its first operand.
-template <typename T, int STEPS>
-__device__ inline void round_to(uint32_t (&p)[STEPS][4], const float (&scores)[STEPS * 8]) {
-#pragma unroll
-  for (int i = 0; i < STEPS * 8; i += 2) {
-    alignas(4) const T pair[2] = {from_float<T>(scores[i]), from_float<T>(scores[i + 1])};
-    p[i / 8][i % 8 / 2] = *reinterpret_cast<const uint32_t*>(pair);
-  }
-}
-
-#endif  // __CUDA_ARCH_FEAT_SM90_ALL
 
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
@@ -253,74 +142,102 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
     const Task& task = shared.task[buffer];  // read again where it is needed, to spare registers
     if (task.head < 0) return;
     const Walk walk = walk_of(task, task.row, Tile::BLOCK_M, Tile::BLOCK_N);
+    const int first_row = task.row + consumer * 64;  // the consumer's
+    const bool idle = first_row >= task.Sq;
     Rows rows;
     float out[WIDTH / 2] = {};
+    float scores[Tile::SCORES];
+    uint32_t p[Tile::BLOCK_N / 16][4];
+    float shrink[2];
 
-    const auto visit = [&]<bool MASKED>(int i) {
-      const int stage = visits % STAGES;
-      const uint32_t parity = visits / STAGES % 2;
-      ++visits;
-      float scores[Tile::SCORES];
-      mbarrier_wait_parity(&shared.k_full[stage], parity);  // for the stage's keys
-      wgmma_fence();
-      multiply_keys<T, Tile>(scores, q_tile + buffer * BUFFER_STEP, k_tile + stage * STAGE_STEP);
-      wgmma_commit_group();
-      wgmma_wait_group<0>();  // for the scores
-      wgmma_hold(scores);
-      if (thread == 0) mbarrier_arrive(&shared.k_empty[stage]);
-
-      uint32_t p[Tile::BLOCK_N / 16][4];
+    const auto stage_of = [&](int i) { return (visits + i) % STAGES; };
+    const auto await_copy = [&](uint64_t* full, int i) {
+      mbarrier_wait_parity(&full[stage_of(i)], (visits + i) / STAGES % 2);
+    };
+    const auto release = [&](uint64_t* empty, int i) {
+      if (thread == 0) mbarrier_arrive(&empty[stage_of(i)]);
+    };
+    const auto hidden = [&](int i) {
       const int key = walk[i] * Tile::BLOCK_N;
-      if (problem.cap != 0.0f) bound(scores, problem.cap);
-      if constexpr (MASKED) hide(scores, task, task.row + own_row, key + thread % 4 * 2);
-      raise(rows, out, scores, problem.factor);
-      exponentiate<MASKED>(scores, rows, problem.factor);
-      round_to<T>(p, scores);
-
-      mbarrier_wait_parity(&shared.v_full[stage], parity);  // for the stage's values
-      if (MASKED && problem.keys.starts != nullptr && task.Sk - key < Tile::BLOCK_N)
-        clear<Tile>(shared.v[stage], task.Sk - key);
-      wgmma_fence();
-      multiply_values<T>(out, p, v_tile + stage * STAGE_STEP);
+      return idle || (i < walk.masked &&
+                      (key > first_row + 63 + task.last || key + Tile::BLOCK_N <= first_row + task.first));
+    };
+    const auto await_values = [&](int i) {
+      await_copy(shared.v_full, i);
+      const int keys = task.Sk - walk[i] * Tile::BLOCK_N;
+      if (problem.keys.starts != nullptr && keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage_of(i)], keys);
+    };
+    const auto pass = [&](int i) {
+      await_copy(shared.k_full, i);  // though nobody reads the keys: arrivals must not overtake the copies
+      await_values(i);
+      // For all warps to have seen both, as an arrival may let the stage be filled again.
+      named_barrier_sync(1 + consumer, WARPGROUP);
+      release(shared.k_empty, i);
+      release(shared.v_empty, i);
+    };
+    const auto start_products = [&](int i) {
+      multiply_values<T>(out, p, v_tile + stage_of(i) * STAGE_STEP);
       wgmma_commit_group();
+    };
+    const auto end_products = [&](int i) {
       wgmma_wait_group<0>();  // for the products
       wgmma_hold(out);
 #pragma unroll
       for (int j = 0; j < Tile::BLOCK_N / 16; ++j) wgmma_hold(p[j]);
-      if (thread == 0) mbarrier_arrive(&shared.v_empty[stage]);
+      release(shared.v_empty, i);
     };
-    const auto pass = [&](int i) {
-      const int stage = visits % STAGES;
-      const uint32_t parity = visits / STAGES % 2;
-      ++visits;
-      const int keys = task.Sk - walk[i] * Tile::BLOCK_N;
-      mbarrier_wait_parity(&shared.k_full[stage], parity);  // for the stage's keys, though nobody reads them:
-      mbarrier_wait_parity(&shared.v_full[stage], parity);  // arrivals must not overtake the copies
-      if (problem.keys.starts != nullptr && keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage], keys);
-      // For all warps to have seen both, as an arrival may let the stage be filled again.
-      named_barrier_sync(1 + consumer, WARPGROUP);
-      if (thread == 0) mbarrier_arrive(&shared.k_empty[stage]);
-      if (thread == 0) mbarrier_arrive(&shared.v_empty[stage]);
+    // Takes tile i in. `before` is the tile whose products still have to be computed, if there is one.
+    const auto visit = [&]<bool AHEAD>(int i, int before) {
+      await_copy(shared.k_full, i);
+      if constexpr (AHEAD) await_values(before);
+      wgmma_fence();
+      multiply_keys<T, Tile>(scores, q_tile + buffer * BUFFER_STEP, k_tile + stage_of(i) * STAGE_STEP);
+      wgmma_commit_group();
+      if constexpr (AHEAD) start_products(before);
+      wgmma_wait_group<AHEAD>();  // for the scores
+      wgmma_hold(scores);
+      release(shared.k_empty, i);
+      if (problem.cap != 0.0f) bound(scores, problem.cap);
+      if (i < walk.masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
+      const bool grown = exponentiate(scores, rows, shrink, problem.factor);
+      if constexpr (AHEAD) {
+        wgmma_hold(scores);  // all of them come before what follows
+        end_products(before);
+      }
+      if (grown) {
+#pragma unroll
+        for (int j = 0; j < WIDTH / 2; ++j) out[j] *= shrink[j % 4 / 2];
+      }
+      round_to<T>(p, scores);
+      if constexpr (!Tile::OVERLAPPED) {
+        await_values(i);
+        wgmma_fence();
+        start_products(i);
+        end_products(i);
+      }
     };
+
     if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
-    const int first_row = task.row + consumer * 64;  // the consumer's
-    const bool idle = first_row >= task.Sq;
-    for (int i = 0; i < walk.masked; ++i) {
-      const int key = walk[i] * Tile::BLOCK_N;
-      const bool hidden = key > first_row + 63 + task.last || key + Tile::BLOCK_N <= first_row + task.first;
-      if (idle || hidden) {
+    int before = -1;
+    for (int i = 0; i < walk.tiles; ++i) {
+      if (hidden(i)) {
         pass(i);
-      } else {
-        visit.template operator()<true>(i);
+        continue;
       }
-    }
-    for (int i = walk.masked; i < walk.tiles; ++i) {
-      if (idle) {
-        pass(i);
+      if (Tile::OVERLAPPED && before >= 0) {
+        visit.template operator()<Tile::OVERLAPPED>(i, before);
       } else {
-        visit.template operator()<false>(i);
+        visit.template operator()<false>(i, before);
       }
+      before = i;
     }
+    if (Tile::OVERLAPPED && before >= 0) {
+      await_values(before);
+      wgmma_fence();
+      start_products(before);
+      end_products(before);
+    }
+    visits += walk.tiles;
     store<T>(problem, out, rows, task, task.row + own_row);
     __syncwarp();  // for the warp to have read `task`
     if (thread % 32 == 0) mbarrier_arrive(&shared.q_empty[buffer]);

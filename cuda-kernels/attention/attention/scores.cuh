@@ -1,0 +1,113 @@
+// What v13's consumers do with a tile of scores, from the product that makes them to the one that takes them.
+#pragma once
+
+#include "lib/ptx/wgmma_registers.cuh"
+#include "lib/tanh.cuh"
+#include "tile.cuh"
+#include "work.cuh"
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Starts scores = q @ k^T.
+template <typename T, typename Tile>
+__device__ inline void multiply_keys(float (&scores)[Tile::SCORES], uint64_t q, uint64_t k) {
+#pragma unroll
+  for (int step = 0; step < Tile::PANELS * 4; ++step) {
+    const int within = step % 4 * 2;  // 16 columns, in descriptors' units of 16 bytes
+    wgmma_m64k16<Tile::BLOCK_N, T, false, true>(scores, q + step / 4 * (Tile::Q_BYTES / 16) + within,
+                                                k + step / 4 * (Tile::K_BYTES / 16) + within, step > 0);
+  }
+}
+
+// Starts out += p @ v.
+template <typename T, int N, int STEPS>
+__device__ inline void multiply_values(float (&out)[N], const uint32_t (&p)[STEPS][4], uint64_t v) {
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step)
+    wgmma_m64k16_registers<N * 2, T, false>(out, p[step], v + step * (16 * ROW_BYTES / 16), true);
+}
+
+// Softcap: puts scores into tanh. The cap itself is part of the factor that turns them into powers of 2.
+template <int N>
+__device__ inline void bound(float (&scores)[N], float cap) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) scores[i] = tanh_by_exp2(scores[i] * cap);
+}
+
+// Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
+// score.
+template <int N>
+__device__ inline void hide(float (&scores)[N], const Task& task, int row, int key) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const int in_row = row + i % 4 / 2 * 8;
+    const int low = in_row + task.first - key;
+    const int high = min(in_row + task.last, task.Sk - 1) - key;
+    const int at = i / 4 * 8 + i % 2;
+    if (at < low || at > high) scores[i] = -INFINITY;
+  }
+}
+
+// All consumers together turn the rows of v behind the first `keys` into zeros. Behind a sequence's last key
+// lie the next sequence's values, or a padding's: a NaN there times a probability of 0 would be NaN.
+template <typename Tile>
+__device__ inline void clear(uint8_t (&v)[Tile::PANELS][Tile::K_BYTES], int keys) {
+  constexpr int PIECES = ROW_BYTES / 16;
+  const int count = (Tile::BLOCK_N - keys) * PIECES;
+#pragma unroll 1
+  for (int i = threadIdx.x - WARPGROUP; i < count * Tile::PANELS; i += Tile::CONSUMERS * WARPGROUP)
+    reinterpret_cast<uint4*>(v[i / count])[keys * PIECES + i % count] = {};
+  fence_proxy_async();                                                   // shows them to wgmma
+  named_barrier_sync(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);  // for all consumers' zeros
+}
+
+// Turns scores into powers of 2 under the rows' maxima, and adds them to the sums. The maxima rise if one of
+// the warp's has grown by much; then the result is true, and what was summed so far shrinks by `shrink`.
+template <int N>
+__device__ inline bool exponentiate(float (&scores)[N], Rows& rows, float (&shrink)[2], float factor) {
+  constexpr float THRESHOLD = 8.0f;  // powers of 2
+  float top[4] = {rows.max[0], rows.max[0], rows.max[1], rows.max[1]};
+#pragma unroll
+  for (int i = 0; i < N; ++i) top[i % 4] = fmaxf(top[i % 4], scores[i]);
+  float max[2];
+  bool grown = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    max[half] = fmaxf(top[half * 2], top[half * 2 + 1]);
+    max[half] = fmaxf(max[half], __shfl_xor_sync(0xffffffff, max[half], 1));
+    max[half] = fmaxf(max[half], __shfl_xor_sync(0xffffffff, max[half], 2));
+    grown |= (max[half] - rows.max[half]) * factor > THRESHOLD;  // false where both are -inf
+  }
+  grown = __any_sync(0xffffffff, grown);
+  float shift[2], sums[4] = {};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (grown) {
+      const float base = max[half] == -INFINITY ? 0.0f : max[half];
+      shrink[half] = exp2_approx((rows.max[half] - base) * factor);
+      rows.max[half] = max[half];
+      rows.sum[half] *= shrink[half];
+    }
+    shift[half] = rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;  // a row may have seen no key
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    scores[i] = exp2_approx(fmaf(scores[i], factor, -shift[i % 4 / 2]));
+    sums[i % 4] += scores[i];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
+  return grown;
+}
+
+// Rounds p: where 16 columns of sums lie, wgmma expects its first operand.
+template <typename T, int STEPS>
+__device__ inline void round_to(uint32_t (&p)[STEPS][4], const float (&scores)[STEPS * 8]) {
+#pragma unroll
+  for (int i = 0; i < STEPS * 8; i += 2) {
+    alignas(4) const T pair[2] = {from_float<T>(scores[i]), from_float<T>(scores[i + 1])};
+    p[i / 8][i % 8 / 2] = *reinterpret_cast<const uint32_t*>(pair);
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
