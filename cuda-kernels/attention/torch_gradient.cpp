@@ -1,0 +1,267 @@
+// The operator of attention's gradient: PyTorch's FlashAttention-2 kernel, or recomputed scores.
+// kernel_twins/functional/attention/gradient.py has the same for the Triton side.
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+#include <ATen/OpMathType.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "operators.h"
+#include "plain.h"
+#include "torch/autograd_graph.h"
+#include "torch/operator.h"
+#include "torch/rows.h"
+
+using at::Tensor;
+using namespace kernel_twins;
+
+namespace {
+
+constexpr int64_t CHUNK = int64_t{1} << 26;  // scores at a time
+constexpr double INFINITE = std::numeric_limits<double>::infinity();
+
+using Window = std::pair<int64_t, int64_t>;
+
+using Backward = Gradients(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                           const Tensor& v, const Tensor& out, const Tensor& lse,
+                           const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                           const AttentionOptions& options);
+
+void check_backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& out,
+                    const Tensor& lse) {
+  for (const auto& [name, tensor] : {std::pair{"dout", &dout}, std::pair{"out", &out}}) {
+    require_same_dtype(name, *tensor, "q", q);
+    require_same_device(name, *tensor, "q", q);
+    TORCH_CHECK_VALUE(tensor->sym_sizes() == q.sym_sizes(), name, " has shape ", tuple(tensor->sym_sizes()),
+                      ", must have that of q, ", tuple(q.sym_sizes()));
+  }
+  for (const auto& [name, tensor] : {std::pair{"dlse", or_none(dlse)}, std::pair{"lse", &lse}}) {
+    if (!tensor->defined()) continue;
+    require_dtype(name, *tensor, {at::toOpMathType(q.scalar_type())});
+    require_same_device(name, *tensor, "q", q);
+    TORCH_CHECK_VALUE(tensor->sym_sizes() == q.sym_sizes().slice(0, 3), name, " has shape ",
+                      tuple(tensor->sym_sizes()), ", must have the first sizes of q, ", tuple(q.sym_sizes()));
+  }
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// PyTorch's kernel
+// -----------------------------------------------------------------------------------------------------------
+
+// Whether the kernel can be asked: it has no softcap and no gradient of lse, its scores of hidden keys are
+// -inf before they are scaled, and its heads must fit into the shared memory.
+bool takes(const Tensor& q, const Tensor& k, const OptionalTensor& dlse, const AttentionOptions& options) {
+  if (q.numel() == 0 || k.numel() == 0 || dlse || options.softcap != 0 || scale_of(options, q) == 0) {
+    return false;
+  }
+  if (options.deterministic && !at::globalContext().deterministicAlgorithms()) return false;
+  if (q.size(3) <= 192) return true;
+  int major = 0, minor = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, q.get_device()));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, q.get_device()));
+  return minor == 0 && major >= 8 && major <= 10;
+}
+
+// The band as the kernel's window, counted from the ends, -1 for all; nothing if it cannot say that.
+std::optional<Window> window_of(const Tensor& q, const Tensor& k, bool varlen,
+                                const AttentionOptions& options) {
+  const int64_t queries = q.size(2), keys = k.size(2);
+  const int64_t from_end = options.from_end ? keys - queries : 0;
+  if (options.first + from_end <= 1 - queries && options.last + from_end >= keys - 1) return Window(-1, -1);
+  if (varlen && !options.from_end) return std::nullopt;  // how far the ends are apart the GPU alone knows
+  const int64_t ahead = options.from_end ? 0 : keys - queries;
+  const int64_t left = ahead - options.first >= keys ? -1 : ahead - options.first;
+  const int64_t right = options.last - ahead >= queries ? -1 : options.last - ahead;
+  if (left < -1 || right < -1) return std::nullopt;
+  return Window(left, right);
+}
+
+// The gradient as empty_heads has it lie, in which order the kernel mostly leaves it.
+Tensor like(const Tensor& gradient, const Tensor& heads) {
+  const Tensor wanted = empty_heads(heads);
+  return gradient.strides() == wanted.strides() ? gradient : wanted.copy_(gradient);
+}
+
+// The kernel takes [B, S, H, D], or [tokens, H, D], and an lse of +inf where no key is seen.
+Gradients by_flash(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                   const Tensor& lse, const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                   double scale, Window window) {
+  const bool varlen = cu_seqlens_q.has_value();
+  const auto moved = [&](const Tensor& heads) {
+    const Tensor rows = aligned(heads);
+    return varlen ? rows.squeeze(0).transpose(0, 1) : rows.transpose(1, 2);
+  };
+  const auto back = [&](const Tensor& rows, const OptionalTensor& starts) {
+    return varlen ? cleared(rows.transpose(0, 1).unsqueeze(0), starts) : rows.transpose(1, 2);
+  };
+  const Tensor sums = lse.masked_fill(lse == -INFINITE, INFINITE);
+  const Tensor none = at::empty({0}, q.options().dtype(at::kLong));  // the state of its dropout
+  const auto [left, right] = window;
+  const auto [dq, dk, dv] = at::_flash_attention_backward(
+      moved(dout), moved(scale < 0 ? q.neg() : q), moved(k), moved(v), moved(out),
+      varlen ? sums.squeeze(0) : sums, contiguous_or_none(cu_seqlens_q), contiguous_or_none(cu_seqlens_k),
+      q.size(2), k.size(2),
+      /*dropout_p=*/0, /*is_causal=*/left == -1 && right == 0, none, none, std::abs(scale), left, right);
+  return {like(back(scale < 0 ? dq.neg() : dq, cu_seqlens_q), q), like(back(dk, cu_seqlens_k), k),
+          like(back(dv, cu_seqlens_k), v)};
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// Recomputed
+// -----------------------------------------------------------------------------------------------------------
+
+// From scores in fp32 (in float64 of such operands), a head of k and v at a time, and some of the queries
+// that read it.
+Gradients recomputed(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                     const Tensor& v, const Tensor& lse, const OptionalTensor& cu_seqlens_q,
+                     const OptionalTensor& cu_seqlens_k, const AttentionOptions& options) {
+  const at::ScalarType wide = at::toOpMathType(q.scalar_type());
+  const int64_t group = q.size(1) / k.size(1), queries = q.size(2), keys = k.size(2);
+  const double scale = scale_of(options, q);
+  const Tensor given = cleared(dout, cu_seqlens_q), asking = cleared(q, cu_seqlens_q);
+  const Tensor read = cleared(k, cu_seqlens_k), values = cleared(v, cu_seqlens_k);
+  const Tensor dq = empty_heads(q).zero_(), dk = empty_heads(k), dv = empty_heads(v);
+  const int64_t step = std::max<int64_t>(1, CHUNK / std::max<int64_t>(1, group * keys));
+  for (int64_t i = 0; i < k.size(0) * k.size(1); ++i) {
+    const int64_t b = i / k.size(1), head = i % k.size(1);
+    const Tensor kh = read[b][head].to(wide), vh = values[b][head].to(wide);
+    const Tensor dkh = at::zeros_like(kh), dvh = at::zeros_like(vh);
+    for (int64_t begin = 0; begin < queries; begin += step) {
+      const int64_t end = std::min(begin + step, queries);
+      const auto rows = [&](const Tensor& tensor) {  // of the group's heads
+        return tensor[b].slice(0, head * group, (head + 1) * group).slice(1, begin, end);
+      };
+      const Tensor qh = rows(asking).to(wide) * scale, dh = rows(given).to(wide);
+      const auto [scores, slope] = scores_of(qh, kh, options.softcap);
+      const Tensor hidden = hidden_pairs(q, k, cu_seqlens_q, cu_seqlens_k, options, begin, end);
+      const Tensor p = (scores - rows(lse).unsqueeze(-1)).exp().masked_fill(hidden, 0);
+      const Tensor dp = at::matmul(dh, vh.mT());
+      Tensor ds = p * (dp - (p * dp).sum(-1, /*keepdim=*/true));
+      if (dlse) ds = ds + p * rows(*dlse).unsqueeze(-1);
+      if (slope.defined()) ds = ds * slope;
+      rows(dq).copy_(at::matmul(ds, kh) * scale);
+      dkh.add_(at::matmul(ds.mT(), qh).sum(0));
+      dvh.add_(at::matmul(p.mT(), dh).sum(0));
+    }
+    dk[b][head].copy_(dkh);
+    dv[b][head].copy_(dvh);
+  }
+  return {dq, dk, dv};
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// The operator
+// -----------------------------------------------------------------------------------------------------------
+
+Gradients backward_cuda(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& out, const Tensor& lse,
+                        const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                        const AttentionOptions& options) {
+  check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, false);
+  check_backward(dout, dlse, q, out, lse);
+  const c10::cuda::CUDAGuard guard(q.device());
+  if (takes(q, k, dlse, options)) {
+    if (const auto window = window_of(q, k, cu_seqlens_q.has_value(), options)) {
+      return by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale_of(options, q), *window);
+    }
+  }
+  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options);
+}
+
+Gradients backward_cpu(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                       const Tensor& v, const Tensor& out, const Tensor& lse,
+                       const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                       const AttentionOptions& options) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, true);
+  check_backward(dout, dlse, q, out, lse);
+  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options);
+}
+
+Gradients backward_meta(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                        const Tensor& v, const Tensor& out, const Tensor& lse,
+                        const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                        const AttentionOptions&) {
+  check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, is_wide(q));
+  check_backward(dout, dlse, q, out, lse);
+  return {empty_heads_meta(q), empty_heads_meta(k), empty_heads_meta(v)};
+}
+
+// The operator, by a function of its options.
+template <Backward BACKWARD>
+Gradients attention_backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const Tensor& out, const Tensor& lse,
+                             const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                             std::optional<double> scale, int64_t first, int64_t last, bool from_end,
+                             double softcap, bool deterministic) {
+  return BACKWARD(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k,
+                  {scale, first, last, from_end, softcap, deterministic});
+}
+
+// The node of a gradient that is to be differentiated.
+class RefusedFunction : public torch::autograd::Function<RefusedFunction> {
+ public:
+  static constexpr const char* NAME = "AttentionBackwardBackward";
+
+  static variable_list backward(AutogradContext*, const variable_list&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false, "kernel_twins::attention has no gradient of its gradient: pass backend='torch'");
+  }
+};
+
+Gradients backward_autograd(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
+                            const Tensor& v, const Tensor& out, const Tensor& lse,
+                            const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                            const AttentionOptions& options) {
+  const auto& [scale, first, last, from_end, softcap, deterministic] = options;
+  const Tensors inputs = {&dout, or_none(dlse), &q, &k, &v};
+  const Gradients gradients = below_autograd("attention_backward", inputs, [&] {
+    return call_attention_backward(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale, first,
+                                   last, from_end, softcap, deterministic);
+  });
+  if (compute_requires_grad(dout, dlse, q, k, v)) {
+    const auto& [dq, dk, dv] = gradients;
+    record<RefusedFunction>(inputs, {&dq, &dk, &dv}, [](AutogradContext&) {});
+  }
+  return gradients;
+}
+
+}  // namespace
+
+Gradients kernel_twins::call_attention_backward(const Tensor& dout, const OptionalTensor& dlse,
+                                                const Tensor& q, const Tensor& k, const Tensor& v,
+                                                const Tensor& out, const Tensor& lse,
+                                                const OptionalTensor& cu_seqlens_q,
+                                                const OptionalTensor& cu_seqlens_k,
+                                                std::optional<double> scale, int64_t first, int64_t last,
+                                                bool from_end, double softcap, bool deterministic) {
+  static const auto op = find_operator<decltype(call_attention_backward)>("kernel_twins::attention_backward");
+  return op.call(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale, first, last, from_end,
+                 softcap, deterministic);
+}
+
+TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
+  library.def(
+      "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+      "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float? scale, int first, int last, bool from_end, "
+      "float softcap, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)",
+      {at::Tag::pt2_compliant_tag});
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) {
+  library.impl("attention_backward", attention_backward<backward_cuda>);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, CPU, library) {
+  library.impl("attention_backward", attention_backward<backward_cpu>);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, Meta, library) {
+  library.impl("attention_backward", attention_backward<backward_meta>);
+}
+TORCH_LIBRARY_IMPL(kernel_twins, Autograd, library) {
+  library.impl("attention_backward", attention_backward<backward_autograd>);
+}
