@@ -4,9 +4,10 @@
 ``kernel_twins.linear(x, weight)``, ``kernel_twins.softmax(x)``, ``kernel_twins.log_softmax(x)``,
 ``kernel_twins.layer_norm(x, normalized_shape)``, ``kernel_twins.rms_norm(x, normalized_shape)``,
 ``kernel_twins.cross_entropy(input, target)``, ``kernel_twins.cross_entropy_gradient_(input, target)``,
-``kernel_twins.dropout_add(x, residual)`` and ``kernel_twins.sum(x, dim)`` with its kin ``mean``, ``amax`` and
-``argmax`` are the public functions that the last steps stand behind, ``kernel_twins.nn`` has modules of most. Importing
-this package imports neither torch nor Triton.
+``kernel_twins.dropout_add(x, residual)``, ``kernel_twins.attention(q, k, v)``,
+``kernel_twins.scaled_dot_product_attention(query, key, value)`` and ``kernel_twins.sum(x, dim)`` with its kin ``mean``,
+``amax`` and ``argmax`` are the public functions that the last steps stand behind, ``kernel_twins.nn`` has modules of
+most. Importing this package imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from kernel_twins.ops import OPS
 
 if TYPE_CHECKING:
     from kernel_twins import nn as nn
+    from kernel_twins.functional.attention.attention import attention as attention
+    from kernel_twins.functional.attention.attention import (
+        scaled_dot_product_attention as scaled_dot_product_attention,
+    )
     from kernel_twins.functional.dropout.dropout import dropout_add as dropout_add
     from kernel_twins.functional.loss.cross_entropy import cross_entropy as cross_entropy
     from kernel_twins.functional.loss.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
@@ -40,6 +45,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "amax": "reduction.reduction",
     "argmax": "reduction.reduction",
+    "attention": "attention.attention",
     "cross_entropy": "loss.cross_entropy",
     "cross_entropy_gradient_": "loss.cross_entropy",
     "dropout_add": "dropout.dropout",
@@ -49,6 +55,7 @@ _MODULES = {
     "matmul": "matmul.matmul",
     "mean": "reduction.reduction",
     "rms_norm": "norm.norm",
+    "scaled_dot_product_attention": "attention.attention",
     "softmax": "softmax.softmax",
     "sum": "reduction.reduction",
 }

@@ -640,12 +640,20 @@ NAMES: dict[str, Any] = {
     "cross_entropy": lambda x, _, **k: kernel_twins.cross_entropy(x, CLASSES, **k),
     "cross_entropy_gradient_": lambda x, _, **k: kernel_twins.cross_entropy_gradient_(x, CLASSES, **k),
     "dropout_add": lambda x, _, **k: kernel_twins.dropout_add(x, x, 0.0, **k),
+    "attention": lambda x, _, **k: kernel_twins.attention(x, x, x, **k),
+    "scaled_dot_product_attention": lambda x, _, **k: kernel_twins.scaled_dot_product_attention(x, x, x, **k),
     **{
         name: lambda x, _, name=name, **k: getattr(kernel_twins, name)(x, 1, **k)
         for name in ("sum", "mean", "amax", "argmax")
     },
 }
-FIRST = {"matmul": "a", "cross_entropy": "input", "cross_entropy_gradient_": "input"}  # the tensor's name, or x
+FIRST = {  # the tensor's name, or x
+    "matmul": "a",
+    "cross_entropy": "input",
+    "cross_entropy_gradient_": "input",
+    "attention": "q",
+    "scaled_dot_product_attention": "query",
+}
 BY_NAME = pytest.mark.parametrize("name", NAMES)
 
 

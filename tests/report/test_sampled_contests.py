@@ -47,6 +47,8 @@ SMALL = {
         *("33x257-bf16-axes.0-kind.argmax-x.permuted", "3x5x64-fp16-axes.1-kind.argmax"),
         "9x8-fp32-axes.01-kind.argmax",
     ],
+    "attention": ["2x4x33x16-bf16-keys.47-kv.2", "1x2x40x24-fp16-mask.causal", "2x2x17x8-bf16"],
+    "scaled_dot_product_attention": ["2x4x33x16-fp16-keys.47-kv.2", "1x2x40x24-bf16-mask.causal"],
 }
 """Of other functions, cases that their operation is tested on are small enough."""
 MOST_ELEMENTS = 2**12

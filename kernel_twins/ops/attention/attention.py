@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kernel_twins.ops import ptx
 from kernel_twins.ops.attention import reference, sdpa, shared
-from kernel_twins.spec import Case, Op, Prediction, SizeAxis, Step
+from kernel_twins.spec import Case, Drawn, Op, Prediction, SizeAxis, Step
+from kernel_twins.spec.chance import Draws
 
 _ROLES_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon."
 _BUILT_ON_ROLES = "It builds on the roles of v06."
@@ -72,6 +73,20 @@ def _test_cases() -> tuple[Case, ...]:
     )
 
 
+def _draw(draws: Draws) -> Drawn:
+    """Batches, heads and lengths of models; keys as many as queries if causal, so that everybody aligns them alike."""
+    d, group = draws.deal("d", (64, 128, 128)), draws.deal("group", (1, 4, 8))
+    kv_heads, mask = draws.number(1, 16), draws.deal("mask", ("", "causal"))
+    queries = draws.size(128, 16_384)
+    variant = {"mask": mask} if mask else {}
+    if not mask and draws.deal("keys", ("queries", "others")) == "others":
+        variant["keys"] = str(draws.size(128, 16_384))
+    if group > 1:
+        variant["kv"] = str(kv_heads)
+    shape = draws.number(1, 16), kv_heads * group, queries, d
+    return Drawn(Case.of(*shape, dtype=draws.deal("dtype", ("bf16", "fp16")), **variant))
+
+
 # B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
 _SHAPES = tuple(
     Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
@@ -119,6 +134,8 @@ OP = Op(
     },
     differs=sdpa.differs,
     exemplar=sdpa.exemplar,
+    draw=_draw,
+    behind={"cuda": ("v13_dispatch",), "triton": ("v13_dispatch",)},
     steps=(
         Step(
             name="v01_one_query",

@@ -1,0 +1,8 @@
+"""The family's public functions, declared. Their gradients are PyTorch's kernels so far, so only calls are timed."""
+
+from kernel_twins.functional.function import Function
+
+FUNCTIONS = tuple(
+    Function(name=name, ops=("attention",), drawn=("attention",), passes=("forward",), chooses=name == "attention")
+    for name in ("attention", "scaled_dot_product_attention")
+)

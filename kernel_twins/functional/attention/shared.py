@@ -1,0 +1,273 @@
+"""What both sides of attention share: options, checks of tensors, layouts, and the batching rule of torch.func.vmap.
+
+Operators take q: [B, H, Sq, D], k and v: [B, H_KV, Sk, D]. With ``cu_seqlens`` B is 1, and Sq and Sk are the tokens of
+all sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import index
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernel_twins.functional.backends import HALF
+from kernel_twins.functional.rows import Rule, one_by_one, with_batch
+from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
+
+LARGEST_D = 256
+BEFORE_ALL, BEHIND_ALL = -(2**31), 2**31 - 1
+"""Limits of a band that no tensor's length reaches."""
+
+CAUSAL = (None, False, True, "bottom-right", "top-left")
+
+
+class Options(NamedTuple):
+    """The operators' arguments that are no tensors, in the order of their schema.
+
+    Query i sees the keys from i + first to i + last; ``from_end`` adds its sequence's keys - queries to both. A
+    ``softcap`` of 0 is none. ``deterministic`` concerns the gradient.
+    """
+
+    scale: float | None = None
+    first: int = BEFORE_ALL
+    last: int = BEHIND_ALL
+    from_end: bool = False
+    softcap: float = 0.0
+    deterministic: bool = False
+
+    def scale_of(self, d: int) -> float:
+        return 1 / math.sqrt(d) if self.scale is None else self.scale
+
+    def band(self, queries: int, keys: int) -> tuple[int, int]:
+        """The limits counted from the first query and key, where there is one sequence."""
+        from_end = keys - queries if self.from_end else 0
+        return self.first + from_end, self.last + from_end
+
+    def is_full(self, queries: int, keys: int) -> bool:
+        """Whether every query sees every key."""
+        first, last = self.band(queries, keys)
+        return first <= 1 - queries and last >= keys - 1
+
+    def is_causal(self, queries: int, keys: int) -> bool:
+        """Whether it is PyTorch's ``is_causal``: query i sees keys 0 to i."""
+        first, last = self.band(queries, keys)
+        return first <= 1 - queries and last == 0
+
+
+def options_of(
+    causal: bool | str | None,
+    window: tuple[int | None, int | None] | None,
+    softcap: float | None,
+    scale: float | None,
+    deterministic: bool | None,
+) -> Options:
+    """The options of a public call; TypeError or ValueError names the argument at fault."""
+    if not any(causal is each for each in (None, False, True)) and causal not in CAUSAL[3:]:
+        raise ValueError(
+            f"causal is {causal!r}, must be None, False, True, 'bottom-right' or 'top-left': True is 'bottom-right', "
+            "FlashAttention's; 'top-left' is PyTorch's is_causal"
+        )
+    left, right = _window(window)
+    if causal:
+        right = 0
+    cap = 0.0 if softcap is None else _number("softcap", softcap)
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"softcap is {softcap!r}, must be a finite number above 0: pass None for none")
+    return Options(
+        scale=None if scale is None else _number("scale", scale),
+        first=BEFORE_ALL if left is None else -left,
+        last=BEHIND_ALL if right is None else right,
+        from_end=causal != "top-left" and not (left is None and right is None),
+        softcap=cap,
+        deterministic=torch.are_deterministic_algorithms_enabled() if deterministic is None else bool(deterministic),
+    )
+
+
+def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """The keys before and behind a query's own that it sees; None is all."""
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise TypeError(_wrong(window, "a window of n keys up to the query's own is (n - 1, 0)"))
+    try:
+        left, right = (-1 if each is None else index(each) for each in window)
+    except TypeError:
+        raise TypeError(_wrong(window, "call int on it")) from None
+    if min(left, right) < -1:
+        raise ValueError(_wrong(window, "-1 is all, too, as in FlashAttention"))
+    return (None if left == -1 else min(left, BEHIND_ALL)), (None if right == -1 else min(right, BEHIND_ALL))
+
+
+def _wrong(window: object, remedy: str) -> str:
+    return f"window is {window!r}, must be None or (left, right), each an int from 0 on, or None for all keys: {remedy}"
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} is {value!r}, must be a number or None: call float on it") from None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Checks
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+Names = tuple[str, str, str]
+QKV: Names = ("q", "k", "v")  # as a public function calls them in its messages
+
+
+def require_operands(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    names: Names = QKV,
+) -> None:
+    """TypeError or ValueError if a public call's tensors do not fit together, as ``attention`` says."""
+    for name, tensor in zip(names, (q, k, v), strict=True):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}, must be a torch.Tensor: call torch.as_tensor({name})"
+            )
+    if (cu_seqlens_q is None) != (cu_seqlens_k is None):
+        given, lacking = ("k", "q") if cu_seqlens_q is None else ("q", "k")
+        raise ValueError(
+            f"cu_seqlens_{lacking} is None, must be given with cu_seqlens_{given}: pass the same tensor for both if "
+            "sequences have as many keys as queries"
+        )
+    rank, shape = (4, "[B, H, S, D]") if cu_seqlens_q is None else (3, "[tokens, H, D]")
+    for name, tensor in zip(names, (q, k, v), strict=True):
+        if tensor.dim() != rank:
+            remedy = "drop cu_seqlens_q and cu_seqlens_k" if rank == 3 else "call unsqueeze(0), or pass cu_seqlens_q"
+            raise ValueError(f"{name} has {tensor.dim()} dimensions, must have {rank}, {shape}: {remedy}")
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if starts is not None:
+            require_starts(name, starts, q)
+    if cu_seqlens_q is not None and cu_seqlens_k is not None and len(cu_seqlens_q) != len(cu_seqlens_k):
+        raise ValueError(
+            f"cu_seqlens_k has {len(cu_seqlens_k)} elements, must have {len(cu_seqlens_q)} like cu_seqlens_q: one for "
+            "each sequence and one more"
+        )
+    require_shapes(q, k, v, names)
+
+
+def require_starts(name: str, starts: Tensor, q: Tensor) -> None:
+    if not isinstance(starts, Tensor):
+        raise TypeError(f"{name} is a {type(starts).__name__}, must be a torch.Tensor or None")
+    if starts.dtype != torch.int32:
+        raise TypeError(f"{name} is {starts.dtype}, must be torch.int32: call {name}.int()")
+    if starts.dim() != 1 or starts.shape[0] < 2:
+        raise ValueError(
+            f"{name} has shape {tuple(starts.shape)}, must have (N + 1,) for N sequences, 1 or more: where each "
+            "begins, and where the last one ends"
+        )
+    require_device(name, starts, "q", q)
+
+
+def require_shapes(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:
+    """ValueError if tensors [B, H, S, D], or [tokens, H, D], do not fit together."""
+    of_q, of_k, of_v = names
+    d, heads, kv_heads = q.shape[-1], q.shape[1], k.shape[1]
+    if v.shape != k.shape:
+        raise ValueError(
+            f"{of_v} has shape {tuple(v.shape)}, must have that of {of_k}, {tuple(k.shape)}: pad with zeros"
+        )
+    if k.shape[-1] != d:
+        raise ValueError(f"{of_k} has a head dimension of {k.shape[-1]}, must have {of_q}'s, {d}: pad with zeros")
+    if q.dim() == 4 and k.shape[0] != q.shape[0]:
+        raise ValueError(f"{of_k} has a batch of {k.shape[0]}, must have {of_q}'s, {q.shape[0]}: call expand")
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(
+            f"{of_k} has {kv_heads} heads, must have a number that divides {of_q}'s {heads}: call repeat_interleave"
+        )
+    for name, tensor in ((of_k, k), (of_v, v)):
+        require_device(name, tensor, of_q, q)
+
+
+def require_served(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:
+    """TypeError or ValueError if tensors that fit together are none that the kernels take."""
+    of_q, *others = names
+    require_dtype(of_q, q, "bf16", "fp16")
+    for name, tensor in zip(others, (k, v), strict=True):
+        require_same_dtype(name, tensor, of_q, q)
+    d = q.shape[-1]
+    if d % 8 or not 0 < d <= LARGEST_D:
+        raise ValueError(
+            f"{of_q} has a head dimension of {d}, must have a multiple of 8 up to {LARGEST_D}: pass backend='torch'"
+        )
+
+
+def is_served(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> bool:
+    """The same of operands of that dtype whose ranks are right, for "auto"."""
+    d, kv_heads = q.shape[-1], k.shape[1]
+    if dtype not in HALF or d % 8 or not 0 < d <= LARGEST_D or k.shape != v.shape or k.shape[-1] != d:
+        return False
+    return kv_heads > 0 and q.shape[1] % kv_heads == 0 and (q.dim() == 3 or q.shape[0] == k.shape[0])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Layouts, autocast, batches
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def aligned(heads: Tensor) -> Tensor:
+    """The tensor, or a copy if its rows are no neighbours of elements that start at multiples of 16 bytes."""
+    *outer, last = zip(heads.shape, heads.stride(), strict=True)
+    apart = all(size == 1 or stride % 8 == 0 for size, stride in outer)
+    if apart and last[1] == 1 and heads.data_ptr() % 16 == 0:
+        return heads
+    return heads.clone(memory_format=torch.contiguous_format)
+
+
+def empty_heads(like: Tensor) -> Tensor:
+    """An empty tensor of that shape. Its heads and rows lie in the same order, one after the other."""
+    b, h, s, d = like.shape
+    if like.stride(1) < like.stride(2):
+        return like.new_empty((b, s, h, d)).transpose(1, 2)
+    return like.new_empty((b, h, s, d))
+
+
+def empty_results(q: Tensor, varlen: bool) -> tuple[Tensor, Tensor]:
+    """The result and its lse, of variable lengths 0 and -inf, which they stay where a token is in no sequence."""
+    out, lse = empty_heads(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return (out.zero_(), lse.fill_(-math.inf)) if varlen else (out, lse)
+
+
+def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors as autocast has scaled_dot_product_attention take them: of its dtype, but for float64."""
+    on = tensors[0].device.type
+    if not torch.is_autocast_enabled(on):
+        return tensors
+    dtype = torch.get_autocast_dtype(on)
+    return tuple(
+        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        for tensor in tensors
+    )
+
+
+def batching_rule(operator: Callable[..., tuple[Tensor, ...]], operands: int) -> Rule:
+    """A rule for ``torch.library.register_vmap`` of ``operator(*operands, cu_seqlens_q, cu_seqlens_k, *options)``.
+
+    The batch is folded into B, tensors without one are expanded. Variable lengths go example by example.
+    """
+    each = one_by_one(operator)
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        if any(starts is not None for starts in given[operands : operands + 2]):
+            return each(info, in_dims, *given)
+        folded = [
+            None if tensor is None else with_batch(tensor, at, 0, info.batch_size).flatten(0, 1)
+            for tensor, at in zip(given[:operands], in_dims[:operands], strict=True)
+        ]
+        outs = operator(*folded, *given[operands:])
+        parts = tuple(out.unflatten(0, (info.batch_size, out.shape[0] // max(1, info.batch_size))) for out in outs)
+        return parts, (0,) * len(parts)
+
+    return rule
