@@ -32,13 +32,18 @@ def backward(
     options: Options,
 ) -> Gradients:
     """The gradients of the operators' q, k and v, [B, heads, S, D] as these are."""
+    given = q, k, v
     window = _flash_window(q, k, dlse, cu_seqlens_q is not None, options)
-    if window is None:
+    if window is not None:
+        scale = options.scale_of(q.shape[3])
+        dq, dk, dv = _by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, window, scale)
+    else:
         if cu_seqlens_q is not None and cu_seqlens_k is not None:
             dout, q = cleared(dout, cu_seqlens_q), cleared(q, cu_seqlens_q)
             k, v = cleared(k, cu_seqlens_k), cleared(v, cu_seqlens_k)
-        return _recomputed(dout, dlse, q, k, v, lse, keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options), options)
-    return _by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, window, options.scale_of(q.shape[3]))
+        seen = keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options)
+        dq, dk, dv = _recomputed(dout, dlse, q, k, v, lse, seen, options)
+    return _like(dq, given[0]), _like(dk, given[1]), _like(dv, given[2])
 
 
 def _flash_window(q: Tensor, k: Tensor, dlse: Tensor | None, varlen: bool, options: Options) -> tuple[int, int] | None:
@@ -106,7 +111,7 @@ def _by_flash(
         dq = -dq
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         dq, dk, dv = cleared(dq, cu_seqlens_q), cleared(dk, cu_seqlens_k), cleared(dv, cu_seqlens_k)
-    return _like(dq, q), _like(dk, k), _like(dv, v)
+    return dq, dk, dv
 
 
 def _like(gradient: Tensor, heads: Tensor) -> Tensor:

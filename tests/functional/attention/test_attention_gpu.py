@@ -55,7 +55,7 @@ def assert_near(found: Any, right: Any) -> None:
 
     lse counts as if rounded at 1e-4: tanh.approx, by which a kernel may take a softcap, errs by 2^-11.
     """
-    for each, exact in zip(found, right, strict=True):
+    for each, exact in zip(found, (known.double() for known in right), strict=True):
         assert each.shape == exact.shape
         eps = max(1e-4, torch.finfo(each.dtype).eps)
         finite = exact.isfinite()
@@ -81,19 +81,27 @@ def with_gradients(call: Any, given: Any, *, of_lse: bool = False) -> Any:
 @ALL
 @pytest.mark.parametrize("case", OP.test_cases, ids=lambda case: case.slug)
 def test_every_case_of_the_ladder_is_right(backend, case) -> None:
-    q, k, v = OP.inputs(case, generator(case, "cuda"))
+    given = OP.inputs(case, generator(case, "cuda"))
+    q, k, v, *ends = given
     before, _, behind = case.get("window").partition("_")
+    if ends:  # as tokens
+        q, k, v = (each[0].transpose(0, 1) for each in (q, k, v))
     out, lse = kernel_twins.attention(
         q,
         k,
         v,
         causal={"": None, "causal": True, "top": "top-left"}[case.get("mask")],
         window=(int(before), int(behind)) if before else None,
+        softcap=OP.options(case).get("softcap"),
         scale=OP.options(case)["scale"],
+        cu_seqlens_q=ends[0] if ends else None,
+        cu_seqlens_k=ends[1] if ends else None,
         return_lse=True,
         backend=backend,
     )
-    verdict = compare(OP, case, (q, k, v), (out.contiguous(), lse))
+    if ends:
+        out, lse = out.transpose(0, 1)[None], lse[None]
+    verdict = compare(OP, case, given, (out.contiguous(), lse))
     assert verdict.ok, verdict.reason
 
 
@@ -375,7 +383,8 @@ def test_batched(backend) -> None:
 
     found, right = torch.func.vmap(call, in_dims=2)(pairs), torch.stack([call(each) for each in pairs.unbind(2)])
     assert_near((found.detach(),), (right.detach().double(),))
-    gradients = [torch.autograd.grad(each.float().square().sum(), (q, k, v))[0] for each in (found, right)]
+    losses = [each.float().square().sum() for each in (found, right)]
+    gradients = [torch.autograd.grad(loss, (q, k, v), retain_graph=True)[0] for loss in losses]
     assert_near(gradients[:1], [gradients[1].double()])
 
 

@@ -156,7 +156,7 @@ def attention_v13_dispatch_kernel(
         block -= tl.load(cu_q + n) // BLOCK_M + n
         q_start, k_start = tl.load(cu_q + n).to(tl.int64), tl.load(cu_k + n).to(tl.int64)
         queries, keys = (tl.load(cu_q + n + 1) - q_start).to(tl.int32), (tl.load(cu_k + n + 1) - k_start).to(tl.int32)
-        if block * BLOCK_M >= queries:  # a slot that its sequence does not need
+        if (block < 0) | (block * BLOCK_M >= queries):  # a slot before all sequences, or that its own does not need
             return
     if MASK == "causal":  # the last block sees most keys, and programs start in their order
         block = tl.cdiv(queries, BLOCK_M) - 1 - block
@@ -239,9 +239,9 @@ def attention_v13_dispatch(
     - band: query i sees the keys from i + band[0] to i + band[1], without one all. With from_end, the number of keys
       less that of queries is added to both limits. A row that sees no key is 0, and its logarithm -inf.
     - softcap: scores become softcap * tanh(scores / softcap).
-    - cu_seqlens_q, cu_seqlens_k: int32 [N + 1], contiguous, from 0 on. B is 1, and sequence n has the queries from
-      cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the keys of cu_seqlens_k likewise. Behind the last sequence nothing is
-      read, and out stays as it was.
+    - cu_seqlens_q, cu_seqlens_k: int32 [N + 1], contiguous. B is 1, and sequence n has the queries from
+      cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the keys of cu_seqlens_k likewise. Before the first
+      sequence and behind the last nothing is read, and out stays as it was.
     """
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     N = B if cu_seqlens_q is None else len(cu_seqlens_q) - 1
