@@ -3,10 +3,10 @@
 
 #include <cfloat>
 #include <cmath>
-#include <string>
 #include <type_traits>
 
 #include "args.h"
+#include "launch_limits.h"
 #include "lib/common.cuh"
 #include "lib/head_map.h"
 
@@ -53,24 +53,11 @@ inline Problem problem_of(const AttentionArgs& args, int block_m, int block_n) {
   return problem;
 }
 
-// Blocks of the grid, one for each tile of queries; it is flat, since its y and z would end at 65535.
-inline unsigned blocks_of(const AttentionArgs& args, const Problem& problem) {
-  const int64_t blocks = args.B * args.H * problem.blocks_m;
-  if (blocks >= int64_t{1} << 31) {
-    throw std::runtime_error("attention of " + std::to_string(args.B * args.H) + " heads and " +
-                             std::to_string(args.Sq) + " queries takes " + std::to_string(blocks) +
-                             " blocks, a grid has fewer than 2^31: split the batch");
-  }
-  return static_cast<unsigned>(blocks);
-}
-
 // Calls function.template operator()<T, WIDTH>() with the C++ type of the dtype and with D padded to whole
 // panels of 64 columns.
 template <typename Function>
 void dispatch_heads(const AttentionArgs& args, Function function) {
-  if (args.D > 128) {
-    throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most 128: take v13_dispatch");
-  }
+  require_narrow_heads(args);
   dispatch(args.dtype, [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, float>) {
       throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");

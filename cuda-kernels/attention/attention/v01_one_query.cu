@@ -11,6 +11,7 @@
 // Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867.
 // Twin:     triton-kernels/attention/attention/v01_one_query.py
 #include "args.h"
+#include "launch_limits.h"
 #include "lib/common.cuh"
 
 namespace {
@@ -135,8 +136,9 @@ __global__ void __launch_bounds__(THREADS) attention_v01_one_query_kernel(Attent
 }
 
 void attention_v01_one_query(const AttentionArgs& args) {
-  const int64_t grid = args.B * args.H * cdiv(args.Sq, THREADS);
-  if (grid == 0) return;
+  if (args.B * args.H * args.Sq == 0) return;
+  require_narrow_heads(args);
+  const unsigned grid = blocks_of(args, cdiv(args.Sq, THREADS));
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
