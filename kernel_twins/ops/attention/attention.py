@@ -87,6 +87,13 @@ def _draw(draws: Draws) -> Drawn:
     return Drawn(Case.of(*shape, dtype=draws.deal("dtype", ("bf16", "fp16")), **variant))
 
 
+# Many queries, then many keys. The other side is short, so that float64's scores take little time, and D leaves them to
+# the last steps, since each step takes seconds.
+_HUGE_CASES = (
+    Case.of(32, 1, 2**18 + 1, 256, dtype="bf16", keys="16", cap="2"),
+    Case.of(32, 1, 16, 256, dtype="bf16", keys=str(2**18 + 1), cap="2"),
+)
+
 # B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
 _SHAPES = tuple(
     Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
@@ -114,6 +121,7 @@ OP = Op(
     accepts=shared.accepts,
     options=shared.options,
     test_cases=_test_cases(),
+    huge_cases=_HUGE_CASES,
     bench_cases=_BENCH_CASES,
     wide_cases=tuple(case for case in _SHAPES if case not in _BENCH_CASES),
     headline_cases=_HEADLINES,
