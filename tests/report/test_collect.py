@@ -433,9 +433,9 @@ def test_a_run_tells_the_versions_of_other_peoples_kernels(monkeypatch: pytest.M
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert libraries.versions() == {"liger": "0.8.5", "quack": "unknown"}
+    assert libraries.versions() == {"liger": "0.8.5", "quack": "unknown", "flash4": "0.8.5"}
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
-    assert libraries.versions() == {"liger": "", "quack": ""}
+    assert libraries.versions() == {"liger": "", "quack": "", "flash4": ""}
     assert {*libraries.LIBRARIES} <= {*store.FACTS}
 
 

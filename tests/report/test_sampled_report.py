@@ -537,8 +537,11 @@ def test_a_table_that_was_changed_is_invalid_data_to_check(
     assert f"{RUNS[0]}.csv does not have the digest in its footer" in capsys.readouterr().err
 
 
-def test_libraries_that_took_no_part_are_named(recorded: Path) -> None:
-    assert f"In `{RUNS[0]}`, quack-kernels took no part." in "".join(sampled_table.headline(recorded))
+def test_libraries_that_took_no_part_are_named_where_they_serve_a_function(recorded: Path, tmp_path: Path) -> None:
+    told = "".join(sampled_table.headline(recorded))
+    assert f"In `{RUNS[0]}`, quack-kernels and FlashAttention-4 took no part." in told
+    softmax = changed(recorded, tmp_path, lambda table: table[table["function"] == "softmax"])
+    assert f"In `{RUNS[0]}`, quack-kernels took no part." in "".join(sampled_table.headline(softmax))
 
 
 def test_a_recording_of_other_code_is_said_to_be(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

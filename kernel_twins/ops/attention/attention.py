@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernel_twins.ops import ptx
 from kernel_twins.ops.attention import reference, sdpa, shared
+from kernel_twins.ops.attention.flash4 import flash4
 from kernel_twins.spec import Case, Drawn, Op, Prediction, SizeAxis, Step
 from kernel_twins.spec.chance import Draws
 
@@ -138,6 +139,7 @@ OP = Op(
         "torch": sdpa.torch_sdpa,
         "cudnn": sdpa.pinned("CUDNN_ATTENTION"),
         "flash": sdpa.pinned("FLASH_ATTENTION"),
+        "flash4": flash4,
         "compile": sdpa.flex(),
     },
     differs=sdpa.differs,

@@ -17,8 +17,10 @@ from typing import Any
 
 import pandas as pd
 
+from kernel_twins import ops
 from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.report.calls import functions_code
+from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, seed_of
 from kernel_twins.report.meaning import write
 from kernel_twins.report.rows import identity, store
@@ -357,10 +359,12 @@ def _changed(folder: Path) -> str:
 
 
 def _absent(table: pd.DataFrame) -> str:
-    """The libraries that had a time nowhere in a recording."""
+    """The libraries that had a time nowhere in a recording, of those with a kernel for one of its functions."""
     told = ""
     for run, rows in table.groupby("run", sort=False):
         timed = set(rows["backend"][rows["status"] == "ok"])
-        if absent := [library.title for name, library in LIBRARIES.items() if name not in timed]:
+        drawn = {op for function in {*rows["function"]} for op in FUNCTIONS[function].drawn}
+        serving = {name for op in drawn for name in ops.get(op).baselines}
+        if absent := [each.title for name, each in LIBRARIES.items() if name in serving - timed]:
             told += f" In `{run}`, {' and '.join(absent)} took no part."
     return told

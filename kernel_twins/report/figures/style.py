@@ -40,6 +40,7 @@ COLOURS = {
     "cublaslt": "#4d4d4d",
     "cudnn": "#4d4d4d",
     "flash": "#56b4e9",
+    "flash4": "#882255",
     "max_autotune": "#cc79a7",
     "ceiling": "#8c959f",
 }

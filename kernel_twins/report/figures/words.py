@@ -19,6 +19,7 @@ _TITLES = {
     "cublaslt": "cuBLASLt",
     "cudnn": "cuDNN",
     "flash": "FlashAttention-2",
+    "flash4": "FlashAttention-4",
     "max_autotune": "max-autotune",
 }
 _VALUES = {"col": "column-major", "tenth": "0.1"}
