@@ -106,22 +106,26 @@ def judged(op: Op, case: Case, faults: Iterable[wrong.Fault], device: str) -> di
 
 
 def cases(op: Op, dtype: str) -> list[Case]:
-    """The timed cases in that dtype, but for options that the formulas of wrong kernels do not know."""
-    timed = [dataclasses.replace(case, dtype=dtype) for case in op.timed_cases if wrong.knows(op.name, case)]
-    return [case for case in dict.fromkeys(timed) if not op.accepts(case)]
+    """The timed cases in that dtype, but for those that the formulas of wrong kernels do not know, and their own."""
+    timed = [case for case in op.timed_cases if wrong.knows(op.name, case)]
+    tried = [dataclasses.replace(case, dtype=dtype) for case in (*timed, *wrong.FORMULAS[op.name].cases)]
+    return [case for case in dict.fromkeys(tried) if not op.accepts(case)]
 
 
 def shown(op: Op, dtype: str) -> list[Case]:
-    """Those of them that docs/results.md shows, and the profiled one: all of them would take an hour at full size."""
-    known = {dataclasses.replace(case, dtype=dtype) for case in (*op.headline_cases, op.profile_case)}
+    """Those of them that docs/results.md shows, the profiled one, and small ones: all of them would take an hour."""
+    shown = (*op.headline_cases, op.profile_case, *wrong.FORMULAS[op.name].cases)
+    known = {dataclasses.replace(case, dtype=dtype) for case in shown}
     return [case for case in cases(op, dtype) if case in known]
 
 
 def cut(op: Op, case: Case) -> Case:
     """With as many rows (and columns, of products) as a CPU has time for; what is summed stays as long as it is.
 
-    Of attention, a batch, two heads and some hundred queries and keys.
+    Of attention, a batch, two heads and some hundred queries and keys. The formulas' own cases are small.
     """
+    if dataclasses.replace(case, dtype="bf16") in wrong.FORMULAS[op.name].cases:
+        return case
     if (dims := op.options(case).get("dims")) is not None:
         reduced = set(dims)
         kept = set(range(len(case.shape))) - reduced

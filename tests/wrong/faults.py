@@ -130,13 +130,15 @@ Outputs = tuple[Tensor, ...]
 class Formula:
     """An operation in float64: ``compute`` takes a fault, the inputs and the options.
 
-    ``places`` lists the faults of each place. ``knows`` says which cases the formula covers. With ``rounds``, compute
-    also gets the inputs' dtype. Without ``results``, no faults of results are tried, since there is one number.
+    ``places`` lists the faults of each place. ``knows`` says which timed cases the formula covers; ``cases`` are small
+    ones with the options that no timed case has. With ``rounds``, compute also gets the inputs' dtype. Without
+    ``results``, no faults of results are tried, since there is one number.
     """
 
     compute: Callable[..., Outputs]
     places: dict[str, dict[str, Change]]
     knows: Callable[[Case], bool] = lambda case: True
+    cases: tuple[Case, ...] = ()
     rounds: bool = False
     results: bool = True
 
