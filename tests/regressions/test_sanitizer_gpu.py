@@ -1,4 +1,4 @@
-"""What compute-sanitizer says of calls whose operands end in the middle of 16 bytes."""
+"""What compute-sanitizer says of calls whose operands end in the middle of 16 bytes, and of attention's barriers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+
+torch = pytest.importorskip("torch")
+
+from kernel_twins import OPS  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -101,15 +105,36 @@ for x, dim in ((values(3, 500_003), 0), (values(450, 5, 1001), 1), (values(1_500
 PRODUCT = """
 kt.matmul(values(65, 67), values(67, 33), backend="cuda")
 """
+# Keys past the last query, rows without keys, wide heads, sequences that end within a tile, and more tiles than SMs.
+ATTENTION = """
+from kernel_twins import OPS, load
+from kernel_twins.harness.check import generator
+from kernel_twins.ops.tensors import empty_outputs
+from kernel_twins.spec import Case
+
+op = OPS["attention"]
+call = load(op.name, op.steps_of("cuda")[-1].name, "cuda")
+for slug in (
+    "1x2x193x128-bf16-mask.causal",
+    "1x2x259x64-bf16-keys.130-mask.causal",
+    "1x2x200x256-bf16-keys.333-mask.causal",
+    "6x1x350x64-bf16-cap.3-packed.yes-scale.neg-window.30_5",
+    "9x4x400x128-bf16-kv.2-mask.causal-packed.yes",
+    "1x140x200x64-bf16-keys.700",
+):
+    case = Case.parse(slug)
+    call(*op.inputs(case, generator(case, "cuda")), **op.options(case), out=empty_outputs(op, case, "cuda"))
+"""
 
 
-def assert_clean(calls: str) -> None:
-    """As memcheck sees the calls with torch's cache off."""
+def assert_clean(calls: str, check: str = "memcheck", kernels: str = "") -> None:
+    """As one of the sanitizer's tools sees the calls with torch's cache off: all kernels, or those so named."""
     tool = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if tool is None:
         pytest.skip("compute-sanitizer is not installed")
+    named = ["--kernel-regex", f"kns={kernels}"] if kernels else []
     done = subprocess.run(
-        [tool, "--tool", "memcheck", "--error-exitcode", "9", sys.executable, "-c", BEGIN + calls + END],
+        [tool, "--tool", check, *named, "--error-exitcode", "9", sys.executable, "-c", BEGIN + calls + END],
         cwd=ROOT,
         env=os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         capture_output=True,
@@ -138,3 +163,11 @@ def test_memcheck_of_rows(calls: str) -> None:
 )
 def test_memcheck_of_a_product() -> None:
     assert_clean(PRODUCT)
+
+
+@pytest.mark.parametrize("check", ["memcheck", "racecheck", "synccheck"])
+def test_attention_is_clean(check: str) -> None:
+    step = OPS["attention"].steps_of("cuda")[-1]
+    if not step.runs_on(torch.cuda.get_device_capability()):
+        pytest.skip(f"{step.name} needs compute capability {step.arch}")
+    assert_clean(ATTENTION, check, step.name)
