@@ -157,10 +157,9 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
     const auto release = [&](uint64_t* empty, int i) {
       if (thread == 0) mbarrier_arrive(&empty[stage_of(i)]);
     };
-    const auto hidden = [&](int i) {
+    const auto hidden = [&](int i) {  // of masked tiles
       const int key = walk[i] * Tile::BLOCK_N;
-      return idle || (i < walk.masked &&
-                      (key > first_row + 63 + task.last || key + Tile::BLOCK_N <= first_row + task.first));
+      return key > first_row + 63 + task.last || key + Tile::BLOCK_N <= first_row + task.first;
     };
     const auto await_values = [&](int i) {
       await_copy(shared.v_full, i);
@@ -186,56 +185,77 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       for (int j = 0; j < Tile::BLOCK_N / 16; ++j) wgmma_hold(p[j]);
       release(shared.v_empty, i);
     };
-    // Takes tile i in. `before` is the tile whose products still have to be computed, if there is one.
-    const auto visit = [&]<bool AHEAD>(int i, int before) {
-      await_copy(shared.k_full, i);
-      if constexpr (AHEAD) await_values(before);
-      wgmma_fence();
+    const auto start_scores = [&](int i) {
       multiply_keys<T, Tile>(scores, q_tile + buffer * BUFFER_STEP, k_tile + stage_of(i) * STAGE_STEP);
       wgmma_commit_group();
-      if constexpr (AHEAD) start_products(before);
-      wgmma_wait_group<AHEAD>();  // for the scores
+    };
+    const auto end_scores = [&]<int PENDING>(int i) {
+      wgmma_wait_group<PENDING>();  // for the scores
       wgmma_hold(scores);
       release(shared.k_empty, i);
+    };
+    const auto softmax = [&](int i, bool masked) {
       if (problem.cap != 0.0f) bound(scores, problem.cap);
-      if (i < walk.masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
+      if (masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
       const bool grown = exponentiate(scores, rows, shrink, problem.factor);
-      if constexpr (AHEAD) {
-        wgmma_hold(scores);  // all of them come before what follows
+      wgmma_hold(scores);  // all of them come before what follows
+      return grown;
+    };
+    const auto rescale = [&](bool grown) {
+      if (!grown) return;
+#pragma unroll
+      for (int j = 0; j < WIDTH / 2; ++j) out[j] *= shrink[j % 4 / 2];
+    };
+    if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
+    int i = 0;
+
+    if constexpr (Tile::OVERLAPPED) {
+      for (; i < walk.tiles && (idle || (i < walk.masked && hidden(i))); ++i) pass(i);
+      if (i < walk.tiles) {
+        await_copy(shared.k_full, i);
+        wgmma_fence();
+        start_scores(i);
+        end_scores.template operator()<0>(i);
+        softmax(i, i < walk.masked);
+        round_to<T>(p, scores);
+        int before = i;  // the tile whose products are still to come
+        for (++i; i < walk.tiles; ++i) {
+          if (i < walk.masked && hidden(i)) {
+            pass(i);
+            continue;
+          }
+          await_copy(shared.k_full, i);
+          await_values(before);
+          wgmma_fence();
+          start_scores(i);
+          start_products(before);
+          end_scores.template operator()<1>(i);
+          const bool grown = softmax(i, i < walk.masked);
+          end_products(before);
+          round_to<T>(p, scores);
+          rescale(grown);
+          before = i;
+        }
+        await_values(before);
+        wgmma_fence();
+        start_products(before);
         end_products(before);
       }
-      if (grown) {
-#pragma unroll
-        for (int j = 0; j < WIDTH / 2; ++j) out[j] *= shrink[j % 4 / 2];
-      }
-      round_to<T>(p, scores);
-      if constexpr (!Tile::OVERLAPPED) {
+    } else {
+      const auto visit = [&]<bool MASKED>() {
+        await_copy(shared.k_full, i);
+        wgmma_fence();
+        start_scores(i);
+        end_scores.template operator()<0>(i);
+        rescale(softmax(i, MASKED));
+        round_to<T>(p, scores);
         await_values(i);
         wgmma_fence();
         start_products(i);
         end_products(i);
-      }
-    };
-
-    if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
-    int before = -1;
-    for (int i = 0; i < walk.tiles; ++i) {
-      if (hidden(i)) {
-        pass(i);
-        continue;
-      }
-      if (Tile::OVERLAPPED && before >= 0) {
-        visit.template operator()<Tile::OVERLAPPED>(i, before);
-      } else {
-        visit.template operator()<false>(i, before);
-      }
-      before = i;
-    }
-    if (Tile::OVERLAPPED && before >= 0) {
-      await_values(before);
-      wgmma_fence();
-      start_products(before);
-      end_products(before);
+      };
+      for (; i < walk.masked; ++i) idle || hidden(i) ? pass(i) : visit.template operator()<true>();
+      for (; i < walk.tiles; ++i) idle ? pass(i) : visit.template operator()<false>();
     }
     visits += walk.tiles;
     store<T>(problem, out, rows, task, task.row + own_row);
