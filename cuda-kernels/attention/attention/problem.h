@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "args.h"
-#include "launch_limits.h"
 #include "lib/common.cuh"
+#include "lib/head_limits.h"
 #include "lib/head_map.h"
 
 struct Problem {
@@ -57,7 +57,7 @@ inline Problem problem_of(const AttentionArgs& args, int block_m, int block_n) {
 // panels of 64 columns.
 template <typename Function>
 void dispatch_heads(const AttentionArgs& args, Function function) {
-  require_narrow_heads(args);
+  require_narrow_heads(args.D, 128, "v13_dispatch");
   dispatch(args.dtype, [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, float>) {
       throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");

@@ -41,7 +41,7 @@ inline Queue queue_of(const AttentionArgs& args, const Problem& problem, int blo
   const int64_t bytes =
       std::max<int64_t>(args.Sk * args.D * 2 * size_of(args.dtype), 1);  // of a head's keys and values
   Queue queue = {};
-  queue.tiles = static_cast<int>(blocks_of(args, problem.blocks_m));
+  queue.tiles = static_cast<int>(blocks_of(args.B * args.H, args.Sq, problem.blocks_m));
   queue.heads = queue.tiles / problem.blocks_m;
   queue.section = static_cast<int>(
       std::clamp<int64_t>(SECTION_BYTES / bytes * problem.group, problem.group, queue.heads));

@@ -11,8 +11,8 @@
 // Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867.
 // Twin:     triton-kernels/attention/attention/v01_one_query.py
 #include "args.h"
-#include "launch_limits.h"
 #include "lib/common.cuh"
+#include "lib/head_limits.h"
 
 namespace {
 
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(THREADS) attention_v01_one_query_kernel(Attent
 
 void attention_v01_one_query(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
-  require_narrow_heads(args);
-  const unsigned grid = blocks_of(args, cdiv(args.Sq, THREADS));
+  require_narrow_heads(args.D, 128, "v13_dispatch");
+  const unsigned grid = blocks_of(args.B * args.H, args.Sq, cdiv(args.Sq, THREADS));
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {

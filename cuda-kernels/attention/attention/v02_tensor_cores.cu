@@ -15,7 +15,7 @@
 #include <type_traits>
 
 #include "args.h"
-#include "launch_limits.h"
+#include "lib/head_limits.h"
 #include "lib/ptx/ampere.cuh"
 
 namespace {
@@ -250,8 +250,8 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
 void attention_v02_tensor_cores(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
-  require_narrow_heads(args);
-  const unsigned grid = blocks_of(args, cdiv(args.Sq, BLOCK_M));
+  require_narrow_heads(args.D, 128, "v13_dispatch");
+  const unsigned grid = blocks_of(args.B * args.H, args.Sq, cdiv(args.Sq, BLOCK_M));
   const auto aligned = [](const HeadStrides& stride) {
     return stride.batch % PIECE == 0 && stride.head % PIECE == 0 && stride.row % PIECE == 0;
   };

@@ -262,7 +262,8 @@ void attention_v08_overlapped(const AttentionArgs& args) {
     const Problem problem = problem_of(args, BLOCK_M, BLOCK_N);
     const auto kernel = attention_v08_overlapped_kernel<T, WIDTH>;
     allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
-    kernel<<<blocks_of(args, problem.blocks_m), THREADS, sizeof(Shared<WIDTH>), args.stream>>>(problem);
+    kernel<<<blocks_of(args.B * args.H, args.Sq, problem.blocks_m), THREADS, sizeof(Shared<WIDTH>),
+             args.stream>>>(problem);
     CUDA_CHECK(cudaGetLastError());
   });
 }

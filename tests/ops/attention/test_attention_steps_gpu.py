@@ -63,5 +63,5 @@ def test_more_blocks_than_a_grid_has_are_refused(step: str) -> None:
     q = torch.ones(8, dtype=torch.bfloat16, device="cuda").expand(batch, heads, 1, 8)
     k = torch.empty(batch, 1, 0, 8, dtype=torch.bfloat16, device="cuda")
     out = torch.empty(q.shape, dtype=torch.bfloat16, device="cuda"), torch.empty(q.shape[:3], device="cuda")
-    with pytest.raises(RuntimeError, match="takes 2147483648 blocks, a grid has fewer than 2\\^31: split the batch"):
+    with pytest.raises(RuntimeError, match="take 2147483648 blocks, a grid has fewer than 2\\^31: split the batch"):
         load(OP.name, step, "cuda")(q, k, k, out=out)
