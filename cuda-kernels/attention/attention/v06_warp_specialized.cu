@@ -10,7 +10,7 @@
 // Counter:  stalls at barriers fall; time hardly changes.
 // Requires: as v05.
 // Source:   Shah et al., "FlashAttention-3" (2024), section 3.1.
-// Twin:     none; Triton pipelines loads by itself, roles by hand are for Gluon.
+// Twin:     triton-kernels/attention/attention/v06_warp_specialized.py
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"

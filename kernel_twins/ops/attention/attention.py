@@ -10,6 +10,7 @@ from kernel_twins.spec.chance import Draws
 
 _ROLES_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon."
 _BUILT_ON_ROLES = "It builds on the roles of v06."
+_GLUON = (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD, ptx.BARRIER_WAIT, ptx.MORE_REGISTERS)
 
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
 _CAUSAL = _FULL.but(mask="causal")
@@ -202,12 +203,13 @@ OP = Op(
         Step(
             name="v06_warp_specialized",
             predictions=(
-                Prediction("time", "==", 0.99, relative=True, tolerance=0.04),
-                Prediction("instructions", "==", 1.0, relative=True, tolerance=0.05),
+                Prediction("time", "==", 0.99, relative=True, tolerance=0.04, backends=("cuda",)),
+                Prediction("instructions", "==", 1.0, relative=True, tolerance=0.05, backends=("cuda",)),
+                Prediction("time", "<=", 0.97, relative=True, backends=("triton",)),
             ),
-            no_triton=_ROLES_GAP,
             arch="==9.0a",
             accepts=shared.plain_copyable,
+            promises={90: _GLUON},
         ),
         Step(
             name="v07_ping_pong",
