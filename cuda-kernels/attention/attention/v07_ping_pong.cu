@@ -9,7 +9,7 @@
 // Counter:  time falls and tensor_pipe rises; stalls at barriers rise, those for wgmma fall.
 // Requires: as v06.
 // Source:   Shah et al., "FlashAttention-3" (2024), section 3.1.
-// Twin:     none; see v06.
+// Twin:     triton-kernels/attention/attention/v07_ping_pong.py
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"

@@ -214,12 +214,14 @@ OP = Op(
         Step(
             name="v07_ping_pong",
             predictions=(
-                Prediction("time", "<=", 0.92, relative=True),
-                Prediction("tensor_pipe", ">=", 65),
+                Prediction("time", "<=", 0.92, relative=True, backends=("cuda",)),
+                Prediction("tensor_pipe", ">=", 65, backends=("cuda",)),
+                Prediction("time", "<=", 0.95, relative=True, backends=("triton",)),
+                Prediction("tensor_pipe", ">=", 62, backends=("triton",)),
             ),
-            no_triton=_ROLES_GAP,
             arch="==9.0a",
             accepts=shared.plain_copyable,
+            promises={90: _GLUON},
         ),
         Step(
             name="v08_overlapped",
