@@ -10,7 +10,7 @@
 // Counter:  time hardly changes, since turns left little idle time.
 // Requires: as v07.
 // Source:   Shah et al., "FlashAttention-3" (2024), section 3.2.
-// Twin:     none; see v06.
+// Twin:     triton-kernels/attention/attention/v08_overlapped.py
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"

@@ -8,7 +8,6 @@ from kernel_twins.ops.attention.flash4 import flash4
 from kernel_twins.spec import Case, Drawn, Op, Prediction, SizeAxis, Step
 from kernel_twins.spec.chance import Draws
 
-_ROLES_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon."
 _BUILT_ON_ROLES = "It builds on the roles of v06."
 _GLUON = (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD, ptx.BARRIER_WAIT, ptx.MORE_REGISTERS)
 
@@ -229,9 +228,9 @@ OP = Op(
                 Prediction("time", "==", 1.01, relative=True, tolerance=0.03),
                 Prediction("instructions", "==", 1.0, relative=True, tolerance=0.03),
             ),
-            no_triton=_ROLES_GAP,
             arch="==9.0a",
             accepts=shared.plain_copyable,
+            promises={90: _GLUON},
         ),
         Step(
             name="v09_three_consumers",

@@ -1,0 +1,63 @@
+"""attention v08_overlapped takes its exponentials under its own products: in machine code, not only in the source."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kernel_twins import ops
+from kernel_twins.compiler import aot, disassembly
+from kernel_twins.compiler.wgmma_hazards import Listing
+from kernel_twins.spec import Case
+from tests import forks
+
+OP, STEP = "attention", "v08_overlapped"
+TILE = 64  # exponentials that a thread takes of a tile of 64 queries and 128 keys
+_WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([01])")
+
+
+def between_waits(listing: Listing) -> list[int]:
+    """Exponentials behind each wait for all products but the last ones, and before the next wait, for these."""
+    found: list[int] = []
+    counts = False
+    for _, text in listing:
+        if match := _WAIT.search(text):
+            counts = match[1] == "1"
+            found += [0] if counts else []
+        elif counts and "MUFU.EX2" in text:
+            found[-1] += 1
+    return found
+
+
+def of_gluon(d: int) -> Listing:
+    (kernel,) = aot.compiled(ops.get(OP), ops.get(OP).step(STEP), Case.of(2, 16, 8_192, d, dtype="bf16"))
+    with aot.cubin(kernel) as cubin:
+        return disassembly.sass(cubin)[kernel.name]
+
+
+def test_only_what_stands_between_the_two_waits_counts() -> None:
+    exp, but_one, all_ = "MUFU.EX2 R1, R1", "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+    listing = list(enumerate((exp, but_one, exp, "FADD R2, R1, R2", exp, all_, exp, but_one, all_, exp)))
+    assert between_waits(listing) == [2, 0]
+
+
+def test_cuda_takes_exponentials_under_its_own_products() -> None:
+    if not (libraries := disassembly.find_extensions()):
+        pytest.skip("the extension is not built")
+    usage = disassembly.of_all(libraries, lambda each: disassembly.resource_usage(each, disassembly.ARCH))
+    kernels = [*filter(disassembly.is_of(OP, STEP), usage)]
+    if not kernels:
+        pytest.skip("the extension was not built for 9.0a")
+    listings = disassembly.of_all(libraries, lambda each: disassembly.sass(each, kernels, disassembly.ARCH))
+    assert len(listings) == len(kernels) == 4  # of two dtypes and two widths
+    for listing in listings.values():
+        assert min(between_waits(listing), default=0) >= TILE
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_gluon_takes_exponentials_under_its_own_products(d: int) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    listing = forks.call("tests.compiler.test_overlap", "of_gluon", d)
+    assert min(between_waits(listing), default=0) >= TILE
