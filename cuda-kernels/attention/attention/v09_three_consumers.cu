@@ -8,7 +8,7 @@
 // Counter:  l2_bytes and time fall.
 // Requires: as v05.
 // Source:   ThunderKittens' attention has three consumers of 64 queries.
-// Twin:     none; see v06.
+// Twin:     none; in 160 registers a thread Gluon's v11 would spill.
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tile.cuh"

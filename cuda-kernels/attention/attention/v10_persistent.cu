@@ -12,7 +12,7 @@
 // Counter:  time falls where heads are short, and more under a causal band; tensor_pipe rises as much.
 // Requires: as v09; zeroed memory, which is left zero.
 // Source:   Dao-AILab, FlashAttention-3's tile_scheduler.hpp: the order and the counter.
-// Twin:     none; see v06.
+// Twin:     triton-kernels/attention/attention/v10_persistent.py
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "queue.cuh"
