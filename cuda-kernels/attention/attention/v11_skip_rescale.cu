@@ -10,7 +10,7 @@
 // Counter:  instructions and time fall; tensor_pipe rises.
 // Requires: as v10.
 // Source:   Dao-AILab, FlashAttention-4's softmax.py, which does so for Blackwell.
-// Twin:     none; see v06.
+// Twin:     triton-kernels/attention/attention/v11_skip_rescale.py
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "queue.cuh"
