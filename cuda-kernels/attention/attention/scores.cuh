@@ -61,10 +61,10 @@ __device__ inline void clear(uint8_t (&v)[Tile::PANELS][Tile::K_BYTES], int keys
   named_barrier_sync(1 + Tile::CONSUMERS, Tile::CONSUMERS * WARPGROUP);  // for all consumers' zeros
 }
 
-// Turns scores into powers of 2 under the rows' maxima, and adds them to the sums. The maxima rise if one of
-// the warp's has grown by much; then the result is true, and what was summed so far shrinks by `shrink`.
+// Raises the rows' maxima to those of the scores if one of the warp's has grown by much. Then the result is
+// true, and what was summed under the old ones has to shrink by `shrink`, as the rows' sums do here.
 template <int N>
-__device__ inline bool exponentiate(float (&scores)[N], Rows& rows, float (&shrink)[2], float factor) {
+__device__ inline bool raise(Rows& rows, float (&shrink)[2], const float (&scores)[N], float factor) {
   constexpr float THRESHOLD = 8.0f;  // powers of 2
   float top[4] = {rows.max[0], rows.max[0], rows.max[1], rows.max[1]};
 #pragma unroll
@@ -78,18 +78,33 @@ __device__ inline bool exponentiate(float (&scores)[N], Rows& rows, float (&shri
     max[half] = fmaxf(max[half], __shfl_xor_sync(0xffffffff, max[half], 2));
     grown |= (max[half] - rows.max[half]) * factor > THRESHOLD;  // false where both are -inf
   }
-  grown = __any_sync(0xffffffff, grown);
-  float shift[2], sums[4] = {};
+  if (!__any_sync(0xffffffff, grown)) return false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (grown) {
-      const float base = max[half] == -INFINITY ? 0.0f : max[half];
-      shrink[half] = exp2_approx((rows.max[half] - base) * factor);
-      rows.max[half] = max[half];
-      rows.sum[half] *= shrink[half];
-    }
-    shift[half] = rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;  // a row may have seen no key
+    const float base = max[half] == -INFINITY ? 0.0f : max[half];
+    shrink[half] = exp2_approx((rows.max[half] - base) * factor);
+    rows.max[half] = max[half];
+    rows.sum[half] *= shrink[half];
   }
+  return true;
+}
+
+// Multiplies the results of a thread's two rows.
+template <int N>
+__device__ inline void rescale(float (&out)[N], const float (&shrink)[2]) {
+#pragma unroll
+  for (int j = 0; j < N; ++j) out[j] *= shrink[j % 4 / 2];
+}
+
+// Turns scores into powers of 2 under the rows' maxima, and adds them to the sums. A row may have seen no key
+// so far where the tile is MASKED.
+template <bool MASKED, int N>
+__device__ inline void exponentiate(float (&scores)[N], Rows& rows, float factor) {
+  float shift[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    shift[half] = MASKED && rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
+  float sums[4] = {};
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     scores[i] = exp2_approx(fmaf(scores[i], factor, -shift[i % 4 / 2]));
@@ -97,7 +112,6 @@ __device__ inline bool exponentiate(float (&scores)[N], Rows& rows, float (&shri
   }
 #pragma unroll
   for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
-  return grown;
 }
 
 // Rounds p: where 16 columns of sums lie, wgmma expects its first operand.

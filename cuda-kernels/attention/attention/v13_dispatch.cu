@@ -161,14 +161,15 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       const int key = walk[i] * Tile::BLOCK_N;
       return key > first_row + 63 + task.last || key + Tile::BLOCK_N <= first_row + task.first;
     };
-    const auto await_values = [&](int i) {
+    const auto await_values = [&](int i, bool masked) {
       await_copy(shared.v_full, i);
+      if (!masked || problem.keys.starts == nullptr) return;
       const int keys = task.Sk - walk[i] * Tile::BLOCK_N;
-      if (problem.keys.starts != nullptr && keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage_of(i)], keys);
+      if (keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage_of(i)], keys);
     };
     const auto pass = [&](int i) {
       await_copy(shared.k_full, i);  // though nobody reads the keys: arrivals must not overtake the copies
-      await_values(i);
+      await_values(i, true);
       // For all warps to have seen both, as an arrival may let the stage be filled again.
       named_barrier_sync(1 + consumer, WARPGROUP);
       release(shared.k_empty, i);
@@ -194,17 +195,9 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       wgmma_hold(scores);
       release(shared.k_empty, i);
     };
-    const auto softmax = [&](int i, bool masked) {
+    const auto mask = [&](int i, bool masked) {
       if (problem.cap != 0.0f) bound(scores, problem.cap);
       if (masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
-      const bool grown = exponentiate(scores, rows, shrink, problem.factor);
-      wgmma_hold(scores);  // all of them come before what follows
-      return grown;
-    };
-    const auto rescale = [&](bool grown) {
-      if (!grown) return;
-#pragma unroll
-      for (int j = 0; j < WIDTH / 2; ++j) out[j] *= shrink[j % 4 / 2];
     };
     if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
     int i = 0;
@@ -216,7 +209,9 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
         wgmma_fence();
         start_scores(i);
         end_scores.template operator()<0>(i);
-        softmax(i, i < walk.masked);
+        mask(i, i < walk.masked);
+        raise(rows, shrink, scores, problem.factor);
+        exponentiate<true>(scores, rows, problem.factor);
         round_to<T>(p, scores);
         int before = i;  // the tile whose products are still to come
         for (++i; i < walk.tiles; ++i) {
@@ -225,18 +220,21 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
             continue;
           }
           await_copy(shared.k_full, i);
-          await_values(before);
+          await_values(before, before < walk.masked);
           wgmma_fence();
           start_scores(i);
           start_products(before);
           end_scores.template operator()<1>(i);
-          const bool grown = softmax(i, i < walk.masked);
+          mask(i, i < walk.masked);
+          const bool grown = raise(rows, shrink, scores, problem.factor);
+          exponentiate<true>(scores, rows, problem.factor);
+          wgmma_hold(scores);  // all of them come before what follows
           end_products(before);
           round_to<T>(p, scores);
-          rescale(grown);
+          if (grown) rescale(out, shrink);
           before = i;
         }
-        await_values(before);
+        await_values(before, before < walk.masked);
         wgmma_fence();
         start_products(before);
         end_products(before);
@@ -247,9 +245,11 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
         wgmma_fence();
         start_scores(i);
         end_scores.template operator()<0>(i);
-        rescale(softmax(i, MASKED));
+        mask(i, MASKED);
+        if (raise(rows, shrink, scores, problem.factor)) rescale(out, shrink);
+        exponentiate<MASKED>(scores, rows, problem.factor);
         round_to<T>(p, scores);
-        await_values(i);
+        await_values(i, MASKED);
         wgmma_fence();
         start_products(i);
         end_products(i);
@@ -271,7 +271,7 @@ static AnyProblem any_problem_of(const AttentionArgs& args, int block_m, int blo
   problem.queries = {args.starts_q, static_cast<int>(args.sequences)};
   problem.keys = {args.starts_k, static_cast<int>(args.sequences)};
   if (args.softcap != 0.0f) {
-    problem.cap = std::fabs(args.scale) / args.softcap;
+    problem.cap = std::max(std::fabs(args.scale) / args.softcap, FLT_MIN);  // 0 would mean that there is none
     problem.factor = args.softcap * LOG2_E;
   }
   // A limit beyond every key binds no more; clamped there, it leaves room for a sequence's shift.

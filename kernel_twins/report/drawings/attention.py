@@ -232,7 +232,5 @@ def packed_sequences(drawing: Drawing) -> None:
     for index in range(7):
         drawing.note(16 + 80 * index + 38, 142, f"slot {index}", "middle")
     drawing.text(16, 176, "14 / 4 + 4 = 7 slots: the host knows their number without any length, and an empty one")
-    drawing.text(
-        16, 194, "costs a search. Tokens behind a sequence's last key are hidden, their values are set to 0,"
-    )
+    drawing.text(16, 194, "costs a search. Tokens behind a sequence's last key are hidden, their values are set to 0,")
     drawing.text(16, 212, "since 0 times a neighbour's NaN would be NaN")
