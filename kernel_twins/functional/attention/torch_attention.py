@@ -56,9 +56,9 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """PyTorch's. Its fused kernels make NaN of a negative scale, so that sign goes to the query."""
-    if scale is not None and scale < 0:
-        query, scale = -query, -scale
+    """PyTorch's. Its fused kernels make NaN of a scale that is not positive, so the query takes the sign or the 0."""
+    if scale is not None and scale <= 0:
+        query, scale = (-query, -scale) if scale < 0 else (query * 0.0, 1.0)
     return functional.scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )

@@ -53,7 +53,8 @@ def sequences(**more: Any) -> Any:
 def assert_near(found: Any, right: Any) -> None:
     """Within four roundings to the result's dtype of its largest number: what a kernel's own rounding of P makes.
 
-    lse counts as if rounded at 1e-4: tanh.approx, by which a kernel may take a softcap, errs by 2^-11.
+    lse counts as if rounded at 1e-4. A gradient that is exactly 0, as over a single key, is a difference of numbers
+    about 1, which fp32 leaves a remainder of.
     """
     for each, exact in zip(found, (known.double() for known in right), strict=True):
         assert each.shape == exact.shape
@@ -61,7 +62,9 @@ def assert_near(found: Any, right: Any) -> None:
         finite = exact.isfinite()
         assert torch.equal(each.isfinite(), finite)
         largest = exact[finite].abs().max().item() if finite.any() else 0.0
-        torch.testing.assert_close(each[finite].double(), exact[finite], rtol=2 * eps, atol=4 * eps * largest)
+        torch.testing.assert_close(
+            each[finite].double(), exact[finite], rtol=2 * eps, atol=max(4 * eps * largest, 1e-5)
+        )
 
 
 def with_gradients(call: Any, given: Any, *, of_lse: bool = False) -> Any:
@@ -418,11 +421,16 @@ def test_captured_and_replayed_with_gradients(backend, kind) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = step()
+    replayed = []
     for _ in range(3):
         for result in results:
             result.zero_()
         graph.replay()
-        assert all(torch.equal(result, each) for result, each in zip(results, right, strict=True))
+        replayed.append([result.clone() for result in results])
+    # Without a committed winner a capture takes another configuration than a call before it, which rounds elsewhere.
+    assert_near(replayed[0], right)
+    for again in replayed[1:]:
+        assert all(torch.equal(result, each) for result, each in zip(again, replayed[0], strict=True))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
