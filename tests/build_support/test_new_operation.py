@@ -19,7 +19,10 @@ from tests import copies, forks
 
 OPERATION: copies.Edits = {
     "kernel_twins/__init__.py": (
-        ("dropout_add(x, residual)`` and", "dropout_add(x, residual)``,\n``kernel_twins.scale(x, alpha)`` and"),
+        (
+            "``kernel_twins.dropout_add(x, residual)``,",
+            "``kernel_twins.dropout_add(x, residual)``, ``kernel_twins.scale(x, alpha)``,",
+        ),
         (
             "import softmax as softmax\n",
             "import softmax as softmax\n    from kernel_twins.functional.toy.scale import scale as scale\n",

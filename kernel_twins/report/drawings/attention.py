@@ -204,9 +204,10 @@ def kept_maximum(drawing: Drawing) -> None:
 @drawn("At the diagonal a consumer passes over tiles of keys that none of its own rows sees", 206)
 def own_tiles(drawing: Drawing) -> None:
     kinds: tuple[tuple[Level, str], ...] = (("tensor", "clean"), ("shared", "masked"), ("plain", "passed over"))
+    drawing.note(16, 28, "keys")
     of_consumers = ((0, 0, 0, 1, 2), (0, 0, 0, 1, 2), (0, 0, 0, 0, 1))  # numbers of kinds
     for column in range(5):
-        drawing.note(140 + 96 * column + 46, 28, f"keys {128 * column} to {128 * column + 127}", "middle")
+        drawing.note(140 + 96 * column + 46, 28, f"{128 * column}-{128 * column + 127}", "middle")
     for row, tiles in enumerate(of_consumers):
         y = 42 + 32 * row
         drawing.note(16, y + 8, f"consumer {row}")
