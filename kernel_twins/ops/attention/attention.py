@@ -288,6 +288,7 @@ OP = Op(
             arch="==9.0a",
             accepts=shared.copyable,
             wide=True,
+            promises={90: (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD)},
         ),
     ),
 )
