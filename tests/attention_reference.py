@@ -16,6 +16,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "top-left": {"causal": "top-left"},
     "window": {"window": (2, 1)},
     "left": {"window": (3, None), "causal": "bottom-right"},
+    "left alone": {"window": (3, None)},
+    "right alone": {"window": (None, 150)},
     "window top-left": {"window": (3, -1), "causal": "top-left"},
     "softcap": {"softcap": 1.5},
     "negative scale": {"scale": -0.7, "causal": True},

@@ -36,6 +36,10 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
   const char* last_step = attention_steps.end[-1].name;
   TORCH_CHECK_VALUE(step == last_step || !(softcap || from_end || cu_seqlens_q), step,
                     " serves no softcap, from_end or cu_seqlens_q: take ", last_step);
+  const auto behind = reinterpret_cast<uintptr_t>(out[0].const_data_ptr()) % 16;
+  TORCH_CHECK_VALUE(behind == 0 || std::string(found.arch) != "==9.0a", "out[0] starts ", behind,
+                    " bytes past a multiple of 16, must start at one for ", step,
+                    ": allocate it anew, or take an earlier step");
   Lender lender;
   const Memory memory = lender.memory();
   lender.launch(found, {.q = q.const_data_ptr(),

@@ -60,7 +60,9 @@ bool takes(const Tensor& q, const Tensor& k, const OptionalTensor& dlse, const A
   if (q.numel() == 0 || k.numel() == 0 || dlse || options.softcap != 0 || scale_of(options, q) == 0) {
     return false;
   }
-  if (options.deterministic && !at::globalContext().deterministicAlgorithms()) return false;
+  const auto& context = at::globalContext();
+  const bool kernel_is = context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
+  if (options.deterministic && !kernel_is) return false;
   if (q.size(3) <= 192) return true;
   int major = 0, minor = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, q.get_device()));
@@ -76,10 +78,10 @@ std::optional<Window> window_of(const Tensor& q, const Tensor& k, bool varlen,
   if (options.first + from_end <= 1 - queries && options.last + from_end >= keys - 1) return Window(-1, -1);
   if (varlen && !options.from_end) return std::nullopt;  // how far the ends are apart the GPU alone knows
   const int64_t ahead = options.from_end ? 0 : keys - queries;
-  const int64_t left = ahead - options.first >= keys ? -1 : ahead - options.first;
-  const int64_t right = options.last - ahead >= queries ? -1 : options.last - ahead;
-  if (left < -1 || right < -1) return std::nullopt;
-  return Window(left, right);
+  const int64_t left = ahead - options.first, right = options.last - ahead;
+  // The kernel takes a negative limit, and a right one from the number of keys on, for none.
+  if (left < 0 || right < 0 || (right >= keys && queries > keys + 1)) return std::nullopt;
+  return Window(left >= keys ? -1 : left, right >= queries ? -1 : right);
 }
 
 // The gradient as empty_heads has it lie, in which order the kernel mostly leaves it.
@@ -163,6 +165,7 @@ Gradients backward_cuda(const Tensor& dout, const OptionalTensor& dlse, const Te
                         const Tensor& v, const Tensor& out, const Tensor& lse,
                         const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
                         const AttentionOptions& options) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, false);
   check_backward(dout, dlse, q, out, lse);
   const c10::cuda::CUDAGuard guard(q.device());

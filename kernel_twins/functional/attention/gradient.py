@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernel_twins.functional.attention.shared import Options, aligned, empty_heads
+from kernel_twins.functional.attention.shared import Options, aligned, empty_heads, is_deterministic
 from kernel_twins.functional.attention.torch_attention import cleared, keys_seen
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of q, k and v
@@ -42,7 +42,8 @@ def backward(
             dout, q = cleared(dout, cu_seqlens_q), cleared(q, cu_seqlens_q)
             k, v = cleared(k, cu_seqlens_k), cleared(v, cu_seqlens_k)
         seen = keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options)
-        dq, dk, dv = _recomputed(dout, dlse, q, k, v, lse, seen, options)
+        with torch.autocast(q.device.type, enabled=False):
+            dq, dk, dv = _recomputed(dout, dlse, q, k, v, lse, seen, options)
     return _like(dq, given[0]), _like(dk, given[1]), _like(dv, given[2])
 
 
@@ -52,7 +53,7 @@ def _flash_window(q: Tensor, k: Tensor, dlse: Tensor | None, varlen: bool, optio
     scale = options.scale_of(q.shape[3])
     if not q.is_cuda or q.numel() == 0 or k.numel() == 0 or dlse is not None or options.softcap or scale == 0:
         return None
-    if options.deterministic and not torch.are_deterministic_algorithms_enabled():
+    if options.deterministic and not is_deterministic():
         return None
     # PyTorch's kernel has no room for larger heads in the shared memory of consumer GPUs.
     if q.shape[3] > 192 and torch.cuda.get_device_capability(q.device) not in ((8, 0), (9, 0), (10, 0)):
@@ -63,8 +64,10 @@ def _flash_window(q: Tensor, k: Tensor, dlse: Tensor | None, varlen: bool, optio
         return None  # how far the ends are apart is known on the GPU alone
     ahead = 0 if options.from_end else keys - queries
     left, right = ahead - options.first, options.last - ahead
-    left, right = (-1 if left >= keys else left), (-1 if right >= queries else right)
-    return None if left < -1 or right < -1 else (left, right)
+    # The kernel takes a negative limit, and a right one from the number of keys on, for none.
+    if left < 0 or right < 0 or (right >= keys and queries > keys + 1):
+        return None
+    return (-1 if left >= keys else left), (-1 if right >= queries else right)
 
 
 def _by_flash(

@@ -19,6 +19,7 @@ from kernel_twins.functional.rows import Rule, one_by_one, with_batch
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
 LARGEST_D = 256
+SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
 BEFORE_ALL, BEHIND_ALL = -(2**31), 2**31 - 1
 """Limits of a band that no tensor's length reaches."""
 
@@ -75,16 +76,28 @@ def options_of(
     if causal:
         right = 0
     cap = 0.0 if softcap is None else _number("softcap", softcap)
-    if not 0 <= cap < math.inf:
-        raise ValueError(f"softcap is {softcap!r}, must be a finite number above 0: pass None for none")
+    if cap != 0 and not SMALLEST_CAP <= cap <= LARGEST_CAP:
+        raise ValueError(
+            f"softcap is {softcap!r}, must be from {SMALLEST_CAP} to {LARGEST_CAP}, whose products fp32 holds: "
+            "pass None for none"
+        )
     return Options(
         scale=None if scale is None else _number("scale", scale),
         first=BEFORE_ALL if left is None else -left,
         last=BEHIND_ALL if right is None else right,
         from_end=causal != "top-left" and not (left is None and right is None),
         softcap=cap,
-        deterministic=torch.are_deterministic_algorithms_enabled() if deterministic is None else bool(deterministic),
+        deterministic=is_deterministic() if deterministic is None else bool(deterministic),
     )
+
+
+def is_deterministic() -> bool:
+    """Whether PyTorch's own kernels are made to be, rather than to warn that they are not."""
+    enabled, warned = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    return enabled and not warned
 
 
 def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:

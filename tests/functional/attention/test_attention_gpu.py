@@ -27,7 +27,7 @@ DTYPES = [torch.bfloat16, torch.float16]
 BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 BY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 OP = OPS["attention"]
-LENGTHS = [(130, 259), (259, 130), (128, 128), (1, 300), (300, 1), (65, 64)]
+LENGTHS = [(130, 259), (259, 130), (128, 128), (1, 300), (300, 1), (65, 64), (64, 65), (260, 64)]
 STARTS, KEY_STARTS = [3, 130, 130, 131, 260, 400], [0, 200, 333, 333, 400, 401]  # unused tokens, empty sequences
 sdpa: Any = kernel_twins.scaled_dot_product_attention
 pytorchs: Any = functional.scaled_dot_product_attention
