@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernel_twins.functional.backends import HALF
+from kernel_twins.functional.backends import HALF, constant
 from kernel_twins.functional.rows import Rule, one_by_one, with_batch
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
@@ -93,11 +93,12 @@ def options_of(
 
 def is_deterministic() -> bool:
     """Whether PyTorch's own kernels are made to be, rather than to warn that they are not."""
-    enabled, warned = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    return enabled and not warned
+    return torch.are_deterministic_algorithms_enabled() and not _only_warns()
+
+
+@constant
+def _only_warns() -> bool:
+    return torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
