@@ -8,17 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention/args.h"
+#include "launch_args.h"
 #include "torch/steps.h"
 
 namespace {
 
 using at::Tensor;
 using namespace kernel_twins;
-
-HeadStrides strides_of(const Tensor& tensor) {
-  return {.batch = tensor.stride(0), .head = tensor.stride(1), .row = tensor.stride(2)};
-}
 
 void attention_step(const std::string& step, const Tensor& q, const Tensor& k, const Tensor& v,
                     const std::optional<Tensor>& cu_seqlens_q, const std::optional<Tensor>& cu_seqlens_k,
@@ -29,9 +25,6 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
   const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   const int64_t most = std::max(q.size(2), k.size(2));
   const auto [first, last] = band.value_or(std::pair(-most, most));  // all
-  const auto starts = [](const std::optional<Tensor>& cu_seqlens) {
-    return cu_seqlens ? cu_seqlens->const_data_ptr<int>() : nullptr;
-  };
   const Step<AttentionArgs>& found = find_step("attention", attention_steps, step, q);
   const char* last_step = attention_steps.end[-1].name;
   TORCH_CHECK_VALUE(step == last_step || !(softcap || from_end || cu_seqlens_q), step,
@@ -42,31 +35,11 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
                     ": allocate it anew, or take an earlier step");
   Lender lender;
   const Memory memory = lender.memory();
-  lender.launch(found, {.q = q.const_data_ptr(),
-                        .k = k.const_data_ptr(),
-                        .v = v.const_data_ptr(),
-                        .out = out[0].mutable_data_ptr(),
-                        .lse = out[1].mutable_data_ptr<float>(),
-                        .B = q.size(0),
-                        .H = q.size(1),
-                        .H_KV = k.size(1),
-                        .Sq = q.size(2),
-                        .Sk = k.size(2),
-                        .D = q.size(3),
-                        .q_stride = strides_of(q),
-                        .k_stride = strides_of(k),
-                        .v_stride = strides_of(v),
-                        .scale = static_cast<float>(factor),
-                        .band = {.first = first, .last = last},
-                        .dtype = dtype_of(q),
-                        .out_stride = strides_of(out[0]),
-                        .softcap = static_cast<float>(softcap.value_or(0.0)),
-                        .starts_q = starts(cu_seqlens_q),
-                        .starts_k = starts(cu_seqlens_k),
-                        .sequences = cu_seqlens_q ? cu_seqlens_q->numel() - 1 : 0,
-                        .from_end = from_end,
-                        .memory = &memory,
-                        .stream = lender.stream()});
+  AttentionArgs args = args_of(q, k, v, cu_seqlens_q, cu_seqlens_k, out[0], out[1], factor,
+                               {.first = first, .last = last}, softcap.value_or(0.0), from_end);
+  args.memory = &memory;
+  args.stream = lender.stream();
+  lender.launch(found, args);
   for (const Tensor& each : out) mark_written(each);
 }
 
@@ -75,12 +48,11 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
 void register_attention(pybind11::module_& module) {
   define_steps(
       module, "attention", attention_step,
-      "out = softmax(scale * q @ k^T) @ v. q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], bf16 or fp16; out: [B, "
-      "H, Sq, D] and the rows' logarithms, fp32 [B, H, Sq]. Query i sees keys i + band[0] to i + band[1]; "
-      "with "
-      "from_end Sk - Sq is added to both. The last step takes sequences, too: cu_seqlens_q and cu_seqlens_k, "
-      "int32 "
-      "[N + 1], tell which of a single batch's tokens are sequence n's.",
+      "out = softmax(scale * q @ k^T) @ v. q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], bf16 or fp16; "
+      "out: [B, H, Sq, D] and the rows' logarithms, fp32 [B, H, Sq]. Query i sees keys i + band[0] to "
+      "i + band[1]; with from_end Sk - Sq is added to both. The last step takes sequences, too: "
+      "cu_seqlens_q and cu_seqlens_k, int32 [N + 1], tell which of a single batch's tokens are "
+      "sequence n's.",
       arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q") = pybind11::none(),
       arg("cu_seqlens_k") = pybind11::none(), kw_only(), arg("out"), arg("scale") = pybind11::none(),
       arg("band") = pybind11::none(), arg("softcap") = pybind11::none(), arg("from_end") = false);

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention/args.h"
+#include "launch_args.h"
 #include "operators.h"
 #include "plain.h"
 #include "torch/autograd_graph.h"
@@ -119,12 +119,8 @@ namespace {
 using Forward = Results(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& cu_seqlens_q,
                         const OptionalTensor& cu_seqlens_k, const AttentionOptions& options);
 
-HeadStrides strides_of(const Tensor& heads) {
-  return {.batch = heads.stride(0), .head = heads.stride(1), .row = heads.stride(2)};
-}
-
-const int* starts_or_null(const Tensor& starts) {
-  return starts.defined() ? starts.const_data_ptr<int>() : nullptr;
+OptionalTensor if_defined(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
 }
 
 Results forward_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& cu_seqlens_q,
@@ -142,32 +138,12 @@ Results forward_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const Op
   const Tensor starts = contiguous_or_none(cu_seqlens_q), key_starts = contiguous_or_none(cu_seqlens_k);
   Lender lender;
   const Memory memory = lender.memory();
-  lender.launch(first_that_runs<attention_steps>("attention", q.get_device()),
-                {.q = queries.const_data_ptr(),
-                 .k = keys.const_data_ptr(),
-                 .v = values.const_data_ptr(),
-                 .out = out.mutable_data_ptr(),
-                 .lse = lse.mutable_data_ptr<float>(),
-                 .B = q.size(0),
-                 .H = q.size(1),
-                 .H_KV = k.size(1),
-                 .Sq = q.size(2),
-                 .Sk = k.size(2),
-                 .D = q.size(3),
-                 .q_stride = strides_of(queries),
-                 .k_stride = strides_of(keys),
-                 .v_stride = strides_of(values),
-                 .scale = static_cast<float>(scale_of(options, q)),
-                 .band = {.first = options.first, .last = options.last},
-                 .dtype = dtype_of(q),
-                 .out_stride = strides_of(out),
-                 .softcap = static_cast<float>(options.softcap),
-                 .starts_q = starts_or_null(starts),
-                 .starts_k = starts_or_null(key_starts),
-                 .sequences = cu_seqlens_q ? cu_seqlens_q->size(0) - 1 : 0,
-                 .from_end = options.from_end,
-                 .memory = &memory,
-                 .stream = lender.stream()});
+  AttentionArgs args = args_of(queries, keys, values, if_defined(starts), if_defined(key_starts), out, lse,
+                               scale_of(options, q), {.first = options.first, .last = options.last},
+                               options.softcap, options.from_end);
+  args.memory = &memory;
+  args.stream = lender.stream();
+  lender.launch(first_that_runs<attention_steps>("attention", q.get_device()), args);
   return {out, lse};
 }
 
@@ -222,10 +198,6 @@ Tensor attention_result(const Tensor& q, const Tensor& k, const Tensor& v, const
 // -----------------------------------------------------------------------------------------------------------
 // Gradients and autocast
 // -----------------------------------------------------------------------------------------------------------
-
-OptionalTensor if_defined(const Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
 
 class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
  public:

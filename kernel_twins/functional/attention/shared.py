@@ -16,14 +16,14 @@ from torch import Tensor
 
 from kernel_twins.functional.backends import HALF, constant
 from kernel_twins.functional.rows import Rule, one_by_one, with_batch
+from kernel_twins.ops.attention.shared import LARGEST_D, require_starts
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
-LARGEST_D = 256
 SMALLEST_CAP, LARGEST_CAP = 1e-30, 1e30
 BEFORE_ALL, BEHIND_ALL = -(2**31), 2**31 - 1
 """Limits of a band that no tensor's length reaches."""
 
-CAUSAL = (None, False, True, "bottom-right", "top-left")
+_ALIGNMENTS = ("bottom-right", "top-left")
 
 
 class Options(NamedTuple):
@@ -67,7 +67,7 @@ def options_of(
     deterministic: bool | None,
 ) -> Options:
     """The options of a public call; TypeError or ValueError names the argument at fault."""
-    if not any(causal is each for each in (None, False, True)) and causal not in CAUSAL[3:]:
+    if not any(causal is each for each in (None, False, True)) and causal not in _ALIGNMENTS:
         raise ValueError(
             f"causal is {causal!r}, must be None, False, True, 'bottom-right' or 'top-left': True is 'bottom-right', "
             "FlashAttention's; 'top-left' is PyTorch's is_causal"
@@ -170,19 +170,6 @@ def require_operands(
             "each sequence and one more"
         )
     require_shapes(q, k, v, names)
-
-
-def require_starts(name: str, starts: Tensor, q: Tensor) -> None:
-    if not isinstance(starts, Tensor):
-        raise TypeError(f"{name} is a {type(starts).__name__}, must be a torch.Tensor or None")
-    if starts.dtype != torch.int32:
-        raise TypeError(f"{name} is {starts.dtype}, must be torch.int32: call {name}.int()")
-    if starts.dim() != 1 or starts.shape[0] < 2:
-        raise ValueError(
-            f"{name} has shape {tuple(starts.shape)}, must have (N + 1,) for N sequences, 1 or more: where each "
-            "begins, and where the last one ends"
-        )
-    require_device(name, starts, "q", q)
 
 
 def require_shapes(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:

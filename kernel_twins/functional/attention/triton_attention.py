@@ -21,7 +21,6 @@ from kernel_twins.functional.attention.shared import (
     empty_results,
     require_served,
     require_shapes,
-    require_starts,
 )
 from kernel_twins.functional.backends import (
     is_plain,
@@ -32,6 +31,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.triton_operator import differentiable, goes_past, register
+from kernel_twins.ops.attention.shared import require_starts
 
 Results = tuple[Tensor, Tensor]  # the result and lse
 Starts = Tensor | None

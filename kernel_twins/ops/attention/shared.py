@@ -228,6 +228,24 @@ def check(
             tensors.require_apart(tensor, other, operand)
 
 
+def require_starts(name: str, starts: Tensor, q: Tensor) -> None:
+    """TypeError or ValueError if these cannot be the first tokens of sequences, with the end of the last one."""
+    import torch
+
+    from kernel_twins.ops.tensors import require_device
+
+    if not isinstance(starts, torch.Tensor):
+        raise TypeError(f"{name} is a {type(starts).__name__}, must be a torch.Tensor or None")
+    if starts.dtype != torch.int32:
+        raise TypeError(f"{name} is {starts.dtype}, must be torch.int32: call {name}.int()")
+    if starts.dim() != 1 or starts.shape[0] < 2:
+        raise ValueError(
+            f"{name} has shape {tuple(starts.shape)}, must have (N + 1,) for N sequences, 1 or more: where each "
+            "begins, and where the last one ends"
+        )
+    require_device(name, starts, "q", q)
+
+
 def _check_starts(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
     from kernel_twins.ops import tensors
 
@@ -237,16 +255,12 @@ def _check_starts(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor |
         name = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
         raise TypeError(f"{name} is None, must be a tensor where the other one is: pass both or none")
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        tensors.require_tensor(name, starts)
-        if str(starts.dtype) != "torch.int32":
-            raise TypeError(f"{name} is {starts.dtype}, must be torch.int32: call {name}.int()")
-        tensors.require_rank(name, starts, 1)
-        tensors.require_device(name, starts, "q", q)
+        require_starts(name, starts, q)
         tensors.require_contiguous(name, starts)
-    if not len(cu_seqlens_q) == len(cu_seqlens_k) >= 2:
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
         raise ValueError(
             f"cu_seqlens_q has {len(cu_seqlens_q)} numbers and cu_seqlens_k {len(cu_seqlens_k)}, "
-            "must both have one more than there are sequences, at least 2"
+            "must both have one more than there are sequences"
         )
     if q.shape[0] != 1:
         raise ValueError(
