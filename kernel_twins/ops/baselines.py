@@ -7,6 +7,7 @@ import functools
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,20 @@ def liger(op: str, n: int) -> tuple[Any, dict[str, int]]:
     return module, {"BLOCK_SIZE": block_size, "num_warps": num_warps}
 
 
+def imported(module: str) -> Any:
+    """A library's module, whose import leaves the process as it was.
+
+    CuTe DSL, in which quack and FlashAttention-4 are written, sets ``sys.excepthook`` and a filter of warnings for
+    everybody.
+    """
+    hook = sys.excepthook
+    try:
+        with warnings.catch_warnings():
+            return importlib.import_module(module)
+    finally:
+        sys.excepthook = hook
+
+
 _CLUSTER_BYTES = 16 * 227 * 1024  # the shared memory of Hopper's largest cluster
 
 
@@ -138,6 +153,6 @@ def quack(module: str, *given: Tensor | None) -> Any:
     if sum(tensor.shape[-1] * tensor.element_size() for tensor in tensors) > _CLUSTER_BYTES:
         raise UnavailableError(f"quack-kernels takes rows of up to {_CLUSTER_BYTES} bytes")
     try:
-        return importlib.import_module(f"quack.{module}")
+        return imported(f"quack.{module}")
     except ImportError as error:
         raise UnavailableError("quack-kernels is not installed: pip install quack-kernels") from error

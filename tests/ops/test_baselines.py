@@ -1,13 +1,15 @@
-"""What torch.compile leaves in the environment does not reach the kernels that are measured after it."""
+"""What torch.compile and libraries leave in the process does not reach the kernels that are measured after it."""
 
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from kernel_twins.ops.baselines import environment_kept
+from kernel_twins.ops.baselines import environment_kept, imported
 
 
 def test_what_was_set_within_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +39,14 @@ def test_torch_compile_uses_its_own_assembler_every_time(monkeypatch: pytest.Mon
             compile_tasks._set_triton_ptxas_path()  # what it does before it compiles
             assert os.environ["TRITON_PTXAS_PATH"] == str(ptxas)
         assert "TRITON_PTXAS_PATH" not in os.environ
+
+
+def test_import_of_a_library_changes_no_hook_and_no_filter_of_warnings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = "import sys, warnings\nsys.excepthook = print\nwarnings.simplefilter('ignore')\nloaded = True\n"
+    (tmp_path / "library_that_sets_hooks.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = sys.excepthook, [*warnings.filters]
+    assert imported("library_that_sets_hooks").loaded
+    assert (sys.excepthook, [*warnings.filters]) == before

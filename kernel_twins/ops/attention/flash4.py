@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.ops.attention.shared import Band
+from kernel_twins.ops.baselines import imported
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,8 +38,8 @@ def flash4(
         raise UnavailableError("FlashAttention-4 is for tensors on a GPU")
     if starts:
         raise UnavailableError("FlashAttention-4 is called for sequences of one length alone")
-    try:  # this sets neither an environment variable nor an option of torch's
-        module = importlib.import_module("flash_attn.cute")
+    try:
+        module = imported("flash_attn.cute")
     except ImportError as error:
         raise UnavailableError("flash-attn-4 is not installed: pip install flash-attn-4==4.0.0b36") from error
     result, lse = module.flash_attn_func(

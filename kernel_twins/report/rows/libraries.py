@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
 
+from kernel_twins.ops import baselines
 from kernel_twins.spec import Op
 
 
@@ -45,7 +45,7 @@ def load(op: Op) -> None:
     for baseline, module in _IMPORTS.items():
         if baseline in op.baselines:
             with contextlib.suppress(Exception):  # which the baseline's own loading meets again, and tells
-                importlib.import_module(module)
+                baselines.imported(module)
 
 
 def versions() -> dict[str, str]:
