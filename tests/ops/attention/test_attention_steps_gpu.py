@@ -1,8 +1,12 @@
-"""Attention on a GPU: the last step gives the same bits a thousand times, and the first ones know their limits."""
+"""Attention's steps on a GPU: the last ones keep FlashAttention's rule and give the same bits a thousand times.
+
+The first ones know their limits.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,7 @@ from kernel_twins import OPS, load  # noqa: E402
 from kernel_twins.harness.check import generator  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
+from tests.attention_reference import attend, sees  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -45,6 +50,43 @@ def test_the_last_step_gives_the_same_bits_in_a_thousand_calls(slug: str) -> Non
         for each, before in zip(again, first, strict=True):
             unlike += (each != before).sum()  # NaN differs, too
     assert unlike.item() == 0
+
+
+def attend_in_half(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """Every operation rounds to the operands' dtype."""
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    hidden = ~sees(q.shape[2], k.shape[2], causal, None).to(q.device)
+    scores = (q @ (k * q.shape[3] ** -0.5).mT).masked_fill(hidden, -math.inf)
+    return torch.softmax(scores, 3).masked_fill(hidden.all(1)[:, None], 0.0) @ v
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [40, 64, 128, 192, 256])
+@pytest.mark.parametrize(("queries", "keys"), [(113, 203), (384, 256), (640, 128), (1024, 1023)], ids=str)
+def test_errors_keep_flash_attentions_rule(backend, dtype, causal, d, queries, keys) -> None:
+    """At most twice the errors of the same formula in half precision (flash-attention, tests/cute/test_flash_attn.py).
+
+    Twice the rounding of a number about 0.3 comes on top, for results that half precision hits by chance.
+    """
+    step = OP.steps_of(backend)[-1]
+    if not step.runs_on(torch.cuda.get_device_capability()):
+        pytest.skip(f"{step.name} needs compute capability {step.arch}")
+    source = torch.Generator("cuda").manual_seed(d + keys)
+    q, k, v = (
+        torch.randn(2, heads, rows, d, generator=source, dtype=dtype, device="cuda")
+        for heads, rows in ((4, queries), (2, keys), (2, keys))
+    )
+    out = torch.full_like(q, math.nan), torch.empty(q.shape[:3], device="cuda")
+    shift = keys - queries
+    band = (-queries, shift) if causal else None  # the last query sees the last key
+    load(OP.name, step.name, backend)(q, k, v, out=out, band=band)
+    right = attend(q, k, v, causal=causal)[0].to(dtype)
+    error, allowed = (
+        (each.double() - right.double()).abs().max() for each in (out[0], attend_in_half(q, k, v, causal))
+    )
+    assert error <= 2 * allowed + 2 * (right + 0.3 - 0.3 - right).abs().max()
 
 
 @pytest.mark.parametrize("step", PLAIN)
