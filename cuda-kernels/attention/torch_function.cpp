@@ -61,14 +61,15 @@ void kernel_twins::check_attention(const Tensor& q, const Tensor& k, const Tenso
   }
   const auto& d = q.sym_size(3);
   TORCH_CHECK_VALUE(v.sym_sizes() == k.sym_sizes(), "v has shape ", tuple(v.sym_sizes()),
-                    ", must have that of k, ", tuple(k.sym_sizes()), ": pad with zeros");
+                    ", must have that of k, ", tuple(k.sym_sizes()),
+                    ": pass a row for each of k's, and pad a smaller head dimension with zeros");
   TORCH_CHECK_VALUE(k.sym_size(3) == d, "k has a head dimension of ", text(k.sym_size(3)),
                     ", must have q's, ", text(d), ": pad with zeros");
   TORCH_CHECK_VALUE(k.sym_size(0) == q.sym_size(0), "k has a batch of ", text(k.sym_size(0)),
                     ", must have q's, ", text(q.sym_size(0)), ": call expand");
   TORCH_CHECK_VALUE(k.sym_size(1) != 0 && q.sym_size(1) % k.sym_size(1) == 0, "k has ", text(k.sym_size(1)),
                     " heads, must have a number that divides q's ", text(q.sym_size(1)),
-                    ": call repeat_interleave");
+                    ": heads are dimension 1 of [B, H, S, D]; call transpose(1, 2) on [B, S, H, D]");
   require_same_device("k", k, "q", q);
   require_same_device("v", v, "q", q);
   if (!(wide && (q.scalar_type() == at::kFloat || q.scalar_type() == at::kDouble))) {

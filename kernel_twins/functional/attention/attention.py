@@ -16,9 +16,11 @@ from kernel_twins.functional.attention.shared import (
     BEFORE_ALL,
     BEHIND_ALL,
     Options,
+    autocast_operands,
     batching_rule,
     is_served,
     options_of,
+    require_floats,
     require_operands,
     require_served,
 )
@@ -214,6 +216,8 @@ def _by_torch(
     options: Options,
     wants_lse: bool,
 ) -> tuple[Tensor, ...]:
+    q, k, v = autocast_operands(q, k, v)
+    require_floats(q, k, v)
     if cu_seqlens_q is None and not wants_lse:
         out = torch_attention.by_sdpa(q, k, v, options)
         if out is not None:

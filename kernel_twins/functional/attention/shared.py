@@ -78,8 +78,8 @@ def options_of(
     cap = 0.0 if softcap is None else _number("softcap", softcap)
     if cap != 0 and not SMALLEST_CAP <= cap <= LARGEST_CAP:
         raise ValueError(
-            f"softcap is {softcap!r}, must be from {SMALLEST_CAP} to {LARGEST_CAP}, whose products fp32 holds: "
-            "pass None for none"
+            f"softcap is {softcap!r}, must be from {SMALLEST_CAP} to {LARGEST_CAP}, so that fp32 holds its "
+            "products: pass None for no softcap"
         )
     return Options(
         scale=None if scale is None else _number("scale", scale),
@@ -110,7 +110,7 @@ def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, i
     try:
         left, right = (-1 if each is None else index(each) for each in window)
     except TypeError:
-        raise TypeError(_wrong(window, "call int on it")) from None
+        raise TypeError(_wrong(window, "call int on each")) from None
     if min(left, right) < -1:
         raise ValueError(_wrong(window, "-1 is all, too, as in FlashAttention"))
     return (None if left == -1 else min(left, BEHIND_ALL)), (None if right == -1 else min(right, BEHIND_ALL))
@@ -178,7 +178,8 @@ def require_shapes(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:
     d, heads, kv_heads = q.shape[-1], q.shape[1], k.shape[1]
     if v.shape != k.shape:
         raise ValueError(
-            f"{of_v} has shape {tuple(v.shape)}, must have that of {of_k}, {tuple(k.shape)}: pad with zeros"
+            f"{of_v} has shape {tuple(v.shape)}, must have that of {of_k}, {tuple(k.shape)}: pass a row for each of "
+            f"{of_k}'s, and pad a smaller head dimension with zeros"
         )
     if k.shape[-1] != d:
         raise ValueError(f"{of_k} has a head dimension of {k.shape[-1]}, must have {of_q}'s, {d}: pad with zeros")
@@ -186,10 +187,19 @@ def require_shapes(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:
         raise ValueError(f"{of_k} has a batch of {k.shape[0]}, must have {of_q}'s, {q.shape[0]}: call expand")
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(
-            f"{of_k} has {kv_heads} heads, must have a number that divides {of_q}'s {heads}: call repeat_interleave"
+            f"{of_k} has {kv_heads} heads, must have a number that divides {of_q}'s {heads}: heads are dimension 1 of "
+            f"{'[tokens, H, D]' if q.dim() == 3 else '[B, H, S, D]; call transpose(1, 2) on [B, S, H, D]'}"
         )
     for name, tensor in ((of_k, k), (of_v, v)):
         require_device(name, tensor, of_q, q)
+
+
+def require_floats(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """TypeError if operands of ``attention`` are none that PyTorch's operations take."""
+    if not q.is_floating_point():
+        raise TypeError(f"q is {q.dtype}, must be a floating dtype: call q.to(torch.bfloat16)")
+    require_same_dtype("k", k, "q", q)
+    require_same_dtype("v", v, "q", q)
 
 
 def require_served(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:
@@ -244,7 +254,7 @@ def empty_results(q: Tensor, varlen: bool) -> tuple[Tensor, Tensor]:
 def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors as autocast has scaled_dot_product_attention take them: of its dtype, but for float64."""
     on = tensors[0].device.type
-    if not torch.is_autocast_enabled(on):
+    if tensors[0].is_meta or not torch.is_autocast_enabled(on):  # a meta device has no autocast
         return tensors
     dtype = torch.get_autocast_dtype(on)
     return tuple(

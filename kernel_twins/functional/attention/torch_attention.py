@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernel_twins.functional.attention.shared import Options, autocast_operands
+from kernel_twins.functional.attention.shared import Options
 from kernel_twins.functional.backends import is_plain
 
 _CHUNK = 2**26  # scores at a time
@@ -22,8 +22,7 @@ _CHUNK = 2**26  # scores at a time
 def attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, options: Options
 ) -> tuple[Tensor, Tensor]:
-    """The result and its lse, of the operators' arguments; any floating dtype and head dimension."""
-    q, k, v = autocast_operands(q, k, v)
+    """The result and its lse, of the operators' arguments; any one floating dtype, any head dimension."""
     seen = keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options)
     cuts = [0, q.shape[2]]
     whole = (

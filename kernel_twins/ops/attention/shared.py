@@ -235,7 +235,10 @@ def require_starts(name: str, starts: Tensor, q: Tensor) -> None:
     from kernel_twins.ops.tensors import require_device
 
     if not isinstance(starts, torch.Tensor):
-        raise TypeError(f"{name} is a {type(starts).__name__}, must be a torch.Tensor or None")
+        raise TypeError(
+            f"{name} is a {type(starts).__name__}, must be a torch.Tensor or None: call torch.tensor({name}, "
+            "dtype=torch.int32, device=q.device)"
+        )
     if starts.dtype != torch.int32:
         raise TypeError(f"{name} is {starts.dtype}, must be torch.int32: call {name}.int()")
     if starts.dim() != 1 or starts.shape[0] < 2:

@@ -157,6 +157,12 @@ def test_compiled_without_a_break_for_all_lengths(kind, varlen) -> None:
             torch.testing.assert_close(compiled(*given), call(*given))
 
 
+def test_shapes_are_found_on_the_meta_device() -> None:
+    q, k, v = (each.to("meta") for each in operands())
+    out = kernel_twins.attention(q, k, v)
+    assert (out.shape, out.dtype, out.device.type) == (q.shape, q.dtype, "meta")
+
+
 def test_autocast_casts_operands_as_pytorchs_does() -> None:
     given = operands(kv_heads=4, dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -199,13 +205,37 @@ def test_wrong_arguments_are_named(arguments, error, said) -> None:
         kernel_twins.attention(*operands(), **arguments)
 
 
+@pytest.mark.parametrize("arguments", [{}, {"softcap": 5.0}], ids=str)
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        (lambda q, k, v: (q, k.float(), v), TypeError, r"^k is torch.float32, must be torch.float64 like q: call k.to"),
+        (lambda q, k, v: (q, k, v.float()), TypeError, r"^v is torch.float32, must be torch.float64 like q: call v.to"),
+        (
+            lambda q, k, v: (q.int(), k.int(), v.int()),
+            TypeError,
+            r"^q is torch.int32, must be a floating dtype: call q",
+        ),
+        (
+            lambda q, k, v: (q, k, v[:, :, 1:]),
+            ValueError,
+            r"^v has shape .*, must have that of k, .*: pass a row for e",
+        ),
+        (lambda q, k, v: (q[:, :3], k, v), ValueError, r"^k has 2 heads, .* divides q's 3: .*; call transpose\(1, 2\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_together_are_named(spoil, error, said, arguments) -> None:
+    with pytest.raises(error, match=said):
+        kernel_twins.attention(*spoil(*operands()), **arguments)
+
+
 @pytest.mark.parametrize(
     ("cu_seqlens_q", "cu_seqlens_k", "error", "said"),
     [
         (starts()[0].long(), starts()[1], TypeError, r"^cu_seqlens_q is torch.int64, must be torch.int32"),
         (starts()[0], starts()[1][:3], ValueError, r"^cu_seqlens_k has 3 elements, must have 5 like cu_seqlens_q"),
         (starts()[0][None], starts()[1], ValueError, r"^cu_seqlens_q has shape \(1, 5\), must have \(N \+ 1,\)"),
-        (starts()[0], STARTS, TypeError, r"^cu_seqlens_k is a list, must be a torch.Tensor or None"),
+        (starts()[0], STARTS, TypeError, r"^cu_seqlens_k is a list, must be a torch.Tensor or None: call torch.te"),
     ],
 )
 def test_wrong_starts_are_named(cu_seqlens_q, cu_seqlens_k, error, said) -> None:
