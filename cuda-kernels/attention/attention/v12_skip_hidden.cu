@@ -1,8 +1,7 @@
 // attention v12_skip_hidden: a consumer passes over tiles that none of its own rows sees.
 //
 // Change:   a block visits the tiles of keys that any of its 192 queries sees. At the band's edges a
-// consumer,
-//           which has 64 of these, may see none of a tile; then it says that it is done with it and
+//           consumer, which has 64 of these, may see none of a tile; then it says that it is done with it and
 //           multiplies nothing. Neither does a consumer all of whose rows lie behind the last query. v11's
 //           consumers computed such scores, and hid them.
 // Why:      a causal block of v11 computes the scores of half a tile in vain for each consumer. Where
@@ -10,7 +9,8 @@
 // Counter:  none at the case shown, whose tiles all rows see; time falls where the mask is causal.
 // Requires: as v11.
 // Source:   none; FlashAttention-3 chooses shorter tiles of queries for causal masks instead.
-// Twin:     none; see v06.
+// Twin:     none; Gluon's blocks of 128 queries have one tile of keys at the diagonal, which both consumers
+//           see.
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "queue.cuh"
