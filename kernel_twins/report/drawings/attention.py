@@ -14,14 +14,14 @@ def one_query(drawing: Drawing) -> None:
     drawing.cells(336, 34, 8, 34, 22, "shared", [f"v{i}" for i in range(8)], {"tensor": [2]})
     drawing.down(58, 96, 100, 420)
     drawing.note(112, 78, "one broadcast to all threads")
-    drawing.heading(16, 110, "of each thread: its query, in shared memory, too, and its registers")
+    drawing.heading(16, 110, "of each thread: its query, also in shared memory, and its registers")
     for index, name in enumerate(("thread 0", "thread 1", "thread 127")):
         x = 16 + 206 * index
         drawing.boxes(
             x, 124, 26, ((52, "shared", f"q{(0, 1, 127)[index]}"), (136, "registers", "out, max, sum")), gap=4
         )
         drawing.note(x, 164, name)
-    drawing.text(16, 190, "s = q k2; the maximum may rise: then out and sum shrink; out += e^(s - max) v2")
+    drawing.text(16, 190, "s = q k2; if the maximum rises, out and sum shrink; then out += e^(s - max) v2")
 
 
 @drawn("Tiles of scores: a maximum, a sum and a result of each row go along, and no score is stored", 258)
@@ -36,7 +36,7 @@ def score_tiles(drawing: Drawing) -> None:
         [
             (92, "idle", "done"),
             (92, "idle", "done"),
-            (92, "tensor", "scores\nof now"),
+            (92, "tensor", "scores\nnow"),
             (92, "plain", ""),
             (92, "plain", ""),
         ],
@@ -58,7 +58,7 @@ def masked_tiles(drawing: Drawing) -> None:
     drawing.note(16, 110, "q")
     drawing.heading(260, 18, "a tile of scores is")
     kinds: tuple[tuple[Level, str, str], ...] = (
-        ("tensor", "clean", "all seen: no comparison, no guard"),
+        ("tensor", "clean", "every query sees every key: no comparison"),
         ("shared", "masked", "a comparison for each score"),
         ("plain", "outside", "never visited"),
     )
@@ -87,7 +87,7 @@ def copies_ahead(drawing: Drawing) -> None:
         for index, label in enumerate(labels):
             x = 74 + (shift + index) * width
             drawing.box(x, y, share * width, 22, level, label)
-    drawing.text(16, 194, "a barrier a tile: all warps have read the old tile, and the new one is there for all")
+    drawing.text(16, 194, "one barrier a tile: all warps have read the old tile, and the next one is there for all")
 
 
 @drawn("Two warpgroups share each tile of keys: 128 queries for one copy, probabilities in registers", 186)
@@ -124,8 +124,8 @@ def turns(drawing: Drawing) -> None:
         x = 96 + (index + 1) * width - 2
         a, b = (64, 82) if index % 2 == 0 else (82, 64)
         drawing.arrow((x, a), (x, b))
-    drawing.text(16, 146, "an arrow hands the turn over: a named barrier, which one consumer reaches and goes on,")
-    drawing.text(16, 164, "and at which the other waits before it issues its products")
+    drawing.text(16, 146, "an arrow hands the turn over, by a named barrier: one consumer arrives and goes on,")
+    drawing.text(16, 164, "the other waits there before it issues its products")
 
 
 @drawn("A consumer's next scores and the products of its last tile run while it takes exponentials", 206)
@@ -142,9 +142,7 @@ def under_own_products(drawing: Drawing) -> None:
         for x, width, text in boxes:
             drawing.box(x, y, width, 24, level, text)
     drawing.text(16, 160, "the exponentials wait for the scores alone; rounding and rescaling wait for the products,")
-    drawing.text(
-        16, 178, "whose registers they write. The compiler must not move that wait up: a block's end holds it."
-    )
+    drawing.text(16, 178, "whose registers they write. A basic block ends before that wait, or it would move up.")
 
 
 @drawn("Three consumers share each tile of keys, and two multiply while one takes exponentials", 190)
@@ -159,8 +157,8 @@ def three_consumers(drawing: Drawing) -> None:
             for place, (level, text) in enumerate(_THIRDS):
                 if x + (place + 1) * width < 622:
                     drawing.box(x + place * width, y, width - 3, 24, level, text)
-    drawing.text(16, 156, "no barrier between consumers: who finds the tensor cores busy waits, and so they fall apart")
-    drawing.text(16, 174, "in time; the keys and values of a copy serve 192 queries")
+    drawing.text(16, 156, "no barrier between consumers: one that finds the tensor cores busy waits, so they")
+    drawing.text(16, 174, "spread out in time; the keys and values of a copy serve 192 queries")
 
 
 @drawn("Blocks draw tiles of queries from a queue that begins with those that see the most keys", 226)
@@ -185,7 +183,7 @@ def heaviest_first(drawing: Drawing) -> None:
 
 @drawn("A row keeps its maximum until a score exceeds it by more than 8 powers of two", 190)
 def kept_maximum(drawing: Drawing) -> None:
-    drawing.heading(16, 18, "largest score of each tile of keys, and the maximum that is subtracted")
+    drawing.heading(16, 18, "bars: the largest score of each tile of keys; line: the maximum that is subtracted")
     bottom, unit = 132, 7.0
     highest, kept = 0.0, 0.0
     for index, score in enumerate((5.0, 6.5, 4.0, 7.5, 6.0, 14.5, 9.0, 13.0, 15.0, 12.0)):
@@ -196,9 +194,7 @@ def kept_maximum(drawing: Drawing) -> None:
             kept = highest
             drawing.note(x + 20, bottom + 16, "rescale", "middle")
         drawing.line((x - 7, bottom - kept * unit + 4), (x + 47, bottom - kept * unit + 4))
-    drawing.text(
-        16, 174, "two rescalings of ten; the exponentials of scores above the line are larger than 1, up to 2^8"
-    )
+    drawing.text(16, 174, "two rescalings in ten tiles; above the line exponentials are larger than 1, up to 2^8")
 
 
 @drawn("At the diagonal a consumer passes over tiles of keys that none of its own rows sees", 206)
@@ -213,18 +209,18 @@ def own_tiles(drawing: Drawing) -> None:
         drawing.note(16, y + 8, f"consumer {row}")
         drawing.note(16, y + 22, f"rows {384 + 64 * row} to {447 + 64 * row}")
         drawing.boxes(140, y, 26, [(92, *kinds[kind]) for kind in tiles], gap=4)
-    drawing.text(16, 164, "who passes over a tile waits until it has come, and says at once that it is done with it:")
-    drawing.text(16, 182, "the producer may not overtake, and the tensor cores are free for the others")
+    drawing.text(16, 164, "passing over a tile: the consumer waits for its copy, then releases the stage at once;")
+    drawing.text(16, 182, "an earlier arrival would count for the stage's previous use; the tensor cores are free")
 
 
 @drawn("Sequences without padding: a slot tells its sequence by a search among the sequences' starts", 226)
 def packed_sequences(drawing: Drawing) -> None:
-    drawing.heading(16, 18, "tokens: sequences of 5, 2, 0 and 7, one behind the other; starts 0, 5, 7, 7, 14")
+    drawing.heading(16, 18, "tokens: sequences of 5, 2, 0 and 7, one after the other; starts 0, 5, 7, 7, 14")
     sequences: tuple[Part, ...] = (
         (187, "tensor", "sequence 0"), (73, "shared", "1"), (263, "registers", "sequence 3"),
     )  # fmt: skip
     drawing.boxes(16, 32, 26, sequences, gap=3)
-    drawing.heading(16, 90, "slots for tiles of 4 queries: sequence n begins at slot start / 4 + n")
+    drawing.heading(16, 90, "slots for tiles of 4 queries: sequence n begins at slot start / 4 + n, rounded down")
     slots: tuple[tuple[Level, str], ...] = (
         ("tensor", "0: 0-3"), ("tensor", "0: 4"), ("shared", "1: 0-1"), ("plain", "2: none"),
         ("registers", "3: 0-3"), ("registers", "3: 4-6"), ("plain", ""),
@@ -232,6 +228,6 @@ def packed_sequences(drawing: Drawing) -> None:
     drawing.boxes(16, 104, 26, [(76, level, text) for level, text in slots], gap=4)
     for index in range(7):
         drawing.note(16 + 80 * index + 38, 142, f"slot {index}", "middle")
-    drawing.text(16, 176, "14 / 4 + 4 = 7 slots: the host knows their number without any length, and an empty one")
-    drawing.text(16, 194, "costs a search. Tokens behind a sequence's last key are hidden, their values are set to 0,")
+    drawing.text(16, 176, "14 / 4 + 4 = 7 slots: the host knows their number without any length. An empty one costs a")
+    drawing.text(16, 194, "search. Tokens after a sequence's last key are hidden, and their values are set to 0,")
     drawing.text(16, 212, "since 0 times a neighbour's NaN would be NaN")
