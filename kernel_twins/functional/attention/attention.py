@@ -71,25 +71,27 @@ def attention(
     q is [B, H, Sq, D], k and v are [B, H_KV, Sk, D], bfloat16 or float16; H is a multiple of H_KV, and query head h
     reads head h // (H / H_KV). D is a multiple of 8 up to 256. Pass tensors [B, S, H, D] as ``.transpose(1, 2)``: any
     strides are taken, and the result's heads and rows lie in q's order. An operand is copied only if its rows do not
-    start at multiples of 16 bytes, or if the elements of a row are no neighbours. lse is the natural logarithm, float32
-    [B, H, Sq]. A query that sees no key has the result 0 and the lse -inf.
+    start at multiples of 16 bytes, or if the elements of a row are no neighbours. lse is the natural logarithm of the
+    row's sum of exponentials, float32 [B, H, Sq] (PyTorch takes float64 operands, too, and makes it float64). A query
+    that sees no key has the result 0 and the lse -inf.
 
-    - ``causal``: True or "bottom-right" lets the last query see the last key and each one before it one key less, as
-      FlashAttention; "top-left" lets the first query see the first key alone, as PyTorch's ``is_causal``.
-    - ``window`` (left, right): a query sees that many keys before and behind its own, which ``causal`` aligns, by
-      default as "bottom-right". None, or -1, is all of them; with ``causal`` right is 0.
-    - ``softcap`` c makes c * tanh(score / c) of scaled scores, before the mask (Gemma 2).
+    - ``causal``: True or "bottom-right" lets the last query see all keys and each one before it one key less, as
+      FlashAttention; "top-left" lets query i see keys 0 to i, as PyTorch's ``is_causal``.
+    - ``window`` (left, right): a query sees that many keys before and after its own. ``causal`` says which key that is,
+      by default as "bottom-right", and makes right 0. None, or -1, is all keys on that side.
+    - ``softcap`` c makes c * tanh(score / c) of scaled scores, before the mask (Gemma 2). None, or 0, is none.
     - ``scale`` is of either sign, by default 1 / sqrt(D).
     - ``cu_seqlens_q`` and ``cu_seqlens_k``, int32 [N + 1] on the GPU, say where N sequences begin in q: [tokens, H, D],
       k and v: [keys, H_KV, D], and where the last one ends, as FlashAttention's. lse is then [H, tokens]. A sequence
       may be empty. A token in none has the result 0, the lse -inf and the gradient 0, as the results are cleared first.
+      It is not checked that they ascend and end within the tensor, since they are on the GPU.
 
     The step is FlashAttention's tiled algorithm (Dao et al. 2022; Shah et al. 2024), which stores no scores. The
     forward pass is always deterministic. The backward pass is PyTorch's FlashAttention-2 kernel where that can say what
     was asked for. Elsewhere it is recomputed from scores in fp32, head by head, which is right but slow: with a
-    softcap, a gradient of lse, a scale of 0, a "top-left" band over variable lengths or over more keys than queries, a
-    window that the kernel cannot express, as some are over more queries than keys, and with ``deterministic=True``
-    unless PyTorch's deterministic algorithms are on and raise. By default ``deterministic`` is whether they do. There
+    softcap, a gradient of lse, a scale of 0, "top-left" over variable lengths or over more keys than queries, some masks
+    over more queries than keys, and with ``deterministic=True`` unless PyTorch's deterministic algorithms are on and
+    raise. By default ``deterministic`` is whether they do. There
     is no forward mode, nor a gradient of the gradient.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
