@@ -89,10 +89,10 @@ def attention(
     The step is FlashAttention's tiled algorithm (Dao et al. 2022; Shah et al. 2024), which stores no scores. The
     forward pass is always deterministic. The backward pass is PyTorch's FlashAttention-2 kernel where that can say what
     was asked for. Elsewhere it is recomputed from scores in fp32, head by head, which is right but slow: with a
-    softcap, a gradient of lse, a scale of 0, "top-left" over variable lengths or over more keys than queries, some masks
-    over more queries than keys, and with ``deterministic=True`` unless PyTorch's deterministic algorithms are on and
-    raise. By default ``deterministic`` is whether they do. There
-    is no forward mode, nor a gradient of the gradient.
+    softcap, a gradient of lse, a scale of 0, "top-left" over variable lengths or over more keys than queries, some
+    masks over more queries than keys, and with ``deterministic=True`` unless PyTorch's deterministic algorithms are on
+    and raise. By default ``deterministic`` is whether they do. There is no forward mode, nor a gradient of the
+    gradient.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
     sizes, "cuda" if there are none and under torch.compile. "auto" takes PyTorch for torch.func's derivatives and
