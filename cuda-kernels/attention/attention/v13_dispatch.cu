@@ -1,12 +1,12 @@
 // attention v13_dispatch: heads of every width, sequences of every length, capped scores.
 //
 // Change:   v12's kernel as a template over its tile. With D up to 64, or above 128, a consumer starts the
-//           scores of a tile before the product of the last one's probabilities, and takes exponentials while
+//           scores of a tile before the product of the last one's probabilities, and looks for maxima while
 //           that runs; above 128 two consumers take 80 keys at a time. A tile of queries belongs to a
 //           sequence, whose lengths and place its producer looks up; of a batch all sequences are equally
 //           long. Scores can pass a tanh (softcap). Results go to rows of any stride, 16 bytes at a time.
 // Why:      v12's consumers have registers for one of two things in flight. At D 64 the result leaves room
-//           for both, and exponentials take as long as products; at D 256 two consumers have room for the
+//           for both, and a softmax takes as long as products; at D 256 two consumers have room for the
 //           result, and are too few to leave the overlap to chance. Packed sequences need no padding, and a
 //           block finds a tile's sequence by a search among their starts, so that the host does not have to
 //           know any length. The four lanes of a row exchange what they hold of it before they store, since
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
           mask(i, i < walk.masked);
           const bool grown = raise(rows, shrink, scores, problem.factor);
           exponentiate<true>(scores, rows, problem.factor);
-          wgmma_hold(scores);  // all of them come before what follows
+          wgmma_hold(scores);  // before the wait in PTX; ptxas moves the wait up to the maxima
           end_products(before);
           round_to<T>(p, scores);
           if (grown) rescale(out, shrink);
