@@ -124,8 +124,10 @@ def imported(module: str) -> Any:
     """A library's module, whose import leaves the process as it was.
 
     CuTe DSL, in which quack and FlashAttention-4 are written, sets ``sys.excepthook`` and a filter of warnings for
-    everybody.
+    everybody. Calls that are timed come here, too, when it has long been imported.
     """
+    if module in sys.modules:
+        return importlib.import_module(module)
     hook = sys.excepthook
     try:
         with warnings.catch_warnings():
