@@ -42,6 +42,16 @@ def has_tma() -> bool:
     return triton.knobs.runtime.interpret or _arch(driver.active.get_current_device()) >= 90
 
 
+def runs_gluon() -> bool:
+    """True if kernels in Gluon run here: on a GPU of compute capability 9.0, by Triton 3.6, not in the interpreter.
+
+    They are written for wgmma, and Gluon's interface changes with each minor version.
+    """
+    if triton.knobs.runtime.interpret or not triton.__version__.startswith("3.6."):
+        return False
+    return _arch(driver.active.get_current_device()) == 90
+
+
 def layout_of(matrix: Tensor) -> Layout:
     """How the current GPU's TMA (from 9.0) can copy tiles of a matrix.
 

@@ -34,7 +34,7 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*from kernel_twins\.?(\S*) import (\([^)]*\)|.*)", re.MULTILINE)
 _OTHER_STEP = {
     "cuda": re.compile(r"\b([a-z]\w*?)_(v\d\d_\w+)\("),  # a launcher's name
-    "triton": re.compile(r"^from kernel_twins\._triton\.\w+\.(\w+)\.(\w+) import\b", re.MULTILINE),
+    "triton": re.compile(r"^[ \t]*from kernel_twins\._triton\.\w+\.(\w+)\.(\w+) import\b", re.MULTILINE),
 }
 _READ_BY_TRITON = ("tl.", "gl.")  # annotations that it compiles by, such as tl.constexpr and tl.int64
 _NO_CODE = {tokenize.COMMENT, tokenize.NL}

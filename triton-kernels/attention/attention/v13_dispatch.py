@@ -1,16 +1,18 @@
 """attention v13_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
 
-Change:   a list of smaller tiles for D above 128. Sequences that lie one behind another in a tensor share a launch: the
-          grid has a slot for each block of queries that there may be, and a program searches its sequence in
-          cu_seqlens_q, on the GPU. A softcap bounds scores by a tanh made of exp2. K and V come through descriptors if
-          all rows start at multiples of 16 bytes, else through pointers, and the result may have strides, too. With a
-          causal mask, the heaviest block of a head comes first.
-Why:      a block of 128 queries and 256 columns leaves registers for few keys. The host does not know the sequences'
-          lengths, and reading them would wait for the GPU. With the light blocks last, no SM computes a heavy one while
-          the others are done.
-Counter:  time falls with a causal mask; without one it stays.
+Change:   a call that v11 can serve is sent to it, where Gluon runs. All others take the kernel here, v05's in ordinary
+          Triton with more to it: a list of smaller tiles for D above 128. Sequences that lie one behind another in a
+          tensor share a launch: the grid has a slot for each block of queries that there may be, and a program searches
+          its sequence in cu_seqlens_q, on the GPU. A softcap bounds scores by a tanh made of exp2. K and V come through
+          descriptors if all rows start at multiples of 16 bytes, else through pointers, and the result may have
+          strides, too. With a causal mask, the heaviest block of a head comes first.
+Why:      v11 has a producer and turns, which ordinary Triton cannot say. A block of 128 queries and 256 columns leaves
+          registers for few keys. The host does not know the sequences' lengths, and reading them would wait for the
+          GPU. With the light blocks last, no SM computes a heavy one while the others are done.
+Counter:  time stays where v11 serves the call.
 Requires: rows of D contiguous elements, D a multiple of 8 up to 256; fewer than 2^31 blocks of queries, and fewer than
-          2^30 queries and keys in a tensor.
+          2^30 queries and keys in a tensor. v11 serves calls on compute capability 9.0 alone, and by Triton 3.6 alone,
+          since Gluon's interface changes with each minor version.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
           "FlashAttention-2" (arXiv:2307.08691); Gemma Team, "Gemma 2" (arXiv:2408.00118), for the softcap.
 Twin:     cuda-kernels/attention/attention/v13_dispatch.cu
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from kernel_twins._triton.attention.attention.mask import mask_of
 from kernel_twins._triton.lib import tuning
-from kernel_twins._triton.lib.device import has_tma, scratch
+from kernel_twins._triton.lib.device import has_tma, runs_gluon, scratch
 
 
 def _configs(*tiles: tuple[int, int, int, int]) -> list[triton.Config]:
@@ -49,6 +51,7 @@ TWICE_LOG2_E = tl.constexpr(2.8853900817779268)
 SMALL = tl.constexpr(0.25)
 SMALLEST_FACTOR = 2.0**-126  # a scale of 0 becomes this: -inf * 0 would be NaN
 VECTOR = 8  # elements of 16 bytes
+MOST_TILES = 2**30  # of queries; behind the last one, v11 counts on by as many as there are programs
 
 
 @triton.jit
@@ -247,6 +250,14 @@ def attention_v13_dispatch(
     N = B if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if N * H * Sq == 0:
         return
+    if runs_gluon() and is_for_v11(q, k, v, out[0], cu_seqlens_q, softcap):
+        # Only here, since another version of Gluon may not even have the modules.
+        from kernel_twins._triton.attention.attention.v11_skip_rescale import attention_v11_skip_rescale
+
+        shift = Sk - Sq if from_end else 0
+        limits = None if band is None else (band[0] + shift, band[1] + shift)
+        attention_v11_skip_rescale(q, k, v, out=out, scale=scale, band=limits)
+        return
     scale = D**-0.5 if scale is None else scale
     factor, inner = scale * LOG2_E, 0.0
     if softcap is not None:
@@ -286,6 +297,30 @@ def attention_v13_dispatch(
         MASK=mask, NEGATIVE=factor < 0, SOFTCAP=softcap is not None, VARLEN=varlen, TMA=tma, UNIT=unit,
         D=D, BLOCK_D=max(16, triton.next_power_of_2(D)), **config,
     )  # fmt: skip
+
+
+def is_for_v11(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor | None = None, softcap: float | None = None
+) -> bool:
+    """Whether v11 serves a call, where Gluon runs: D up to 128, sequences of one length, no softcap.
+
+    All tensors must be such as its descriptors take, and tiles of queries no more than it counts in 32 bits.
+    """
+    B, H, Sq, D = q.shape
+    if cu_seqlens_q is not None or softcap is not None or D > 128 or B * H * triton.cdiv(Sq, 128) >= MOST_TILES:
+        return False
+    return all(_is_described(each) for each in (q, k, v, out))
+
+
+def _is_described(heads: Tensor) -> bool:
+    """Whether rows start at multiples of 16 bytes, fewer than 2^40 bytes apart, and none lies in another.
+
+    So a tensor that was expanded over batches or heads is none of these.
+    """
+    apart = [stride for size, stride in zip(heads.shape[:3], heads.stride()[:3], strict=True) if size > 1]
+    return heads.data_ptr() % 16 == 0 and all(
+        stride % VECTOR == 0 and heads.shape[3] <= stride < 2**39 for stride in apart
+    )
 
 
 def _strides(tensor: Tensor) -> list[int]:
