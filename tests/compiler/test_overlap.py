@@ -1,4 +1,7 @@
-"""attention v08_overlapped takes its exponentials under its own products: in machine code, not only in the source."""
+"""attention v08_overlapped takes its exponentials under its own products: in machine code, not only in the source.
+
+In Gluon, v10 and v11 go on from it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from kernel_twins.spec import Case
 from tests import forks
 
 OP, STEP = "attention", "v08_overlapped"
+GLUON = (STEP, "v10_persistent", "v11_skip_rescale")
 TILE = 64  # exponentials that a thread takes of a tile of 64 queries and 128 keys
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([01])")
 
@@ -30,8 +34,8 @@ def between_waits(listing: Listing) -> list[int]:
     return found
 
 
-def of_gluon(d: int) -> Listing:
-    (kernel,) = aot.compiled(ops.get(OP), ops.get(OP).step(STEP), Case.of(2, 16, 8_192, d, dtype="bf16"))
+def of_gluon(step: str, d: int) -> Listing:
+    (kernel,) = aot.compiled(ops.get(OP), ops.get(OP).step(step), Case.of(2, 16, 8_192, d, dtype="bf16"))
     with aot.cubin(kernel) as cubin:
         return disassembly.sass(cubin)[kernel.name]
 
@@ -55,9 +59,10 @@ def test_cuda_takes_exponentials_under_its_own_products() -> None:
         assert min(between_waits(listing), default=0) >= TILE
 
 
+@pytest.mark.parametrize("step", GLUON)
 @pytest.mark.parametrize("d", [64, 128])
-def test_gluon_takes_exponentials_under_its_own_products(d: int) -> None:
+def test_gluon_takes_exponentials_under_its_own_products(step: str, d: int) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("triton")
-    listing = forks.call("tests.compiler.test_overlap", "of_gluon", d)
+    listing = forks.call("tests.compiler.test_overlap", "of_gluon", step, d)
     assert min(between_waits(listing), default=0) >= TILE

@@ -9,7 +9,7 @@ from kernel_twins.spec import Case, Drawn, Op, Prediction, SizeAxis, Step
 from kernel_twins.spec.chance import Draws
 
 _NONE_HIDDEN = "Gluon's blocks of 128 queries have one tile of keys at the diagonal, and both consumers see it."
-_THREE_CONSUMERS_GAP = "In 160 registers a thread Gluon's v11 would spill; its v10 goes on from v07's two consumers."
+_THREE_CONSUMERS_GAP = "In 160 registers a thread Gluon's v11 would spill; its v10 goes on from v08's two consumers."
 _GLUON = (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD, ptx.BARRIER_WAIT, ptx.MORE_REGISTERS)
 
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")

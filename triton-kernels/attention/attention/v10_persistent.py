@@ -3,13 +3,13 @@
 Change:   there are as many programs as SMs. A program's producer draws tiles of queries from a counter, in the order of
           a queue: heads whose keys and values fit into L2 together form a section, and within a section tiles that see
           the most keys come first. Queries have two buffers, and results leave through shared memory, from which the
-          copy engine stores them. It goes on from v07, which has a program for each tile, and leaves out v08's overlap.
+          copy engine stores them. It goes on from v08, which has a program for each tile.
 Why:      a program that ends leaves its SM idle until the next one has set up its barriers and its first tiles have
           come. One that stays fetches the next tile's operands while the last one is multiplied and stored. With heavy
           tiles first, no SM begins a long one when the others are done; a counter deals them out better than fixed
           turns, since only it knows who is free.
 Counter:  time falls where heads are short, and more under a causal band; tensor_pipe rises as much.
-Requires: as v06; zeroed memory, which is left zero.
+Requires: as v08; zeroed memory, which is left zero.
 Source:   Dao-AILab, FlashAttention-3's tile_scheduler.hpp: the order and the counter.
 Twin:     cuda-kernels/attention/attention/v10_persistent.cu, which goes on from three consumers
 """
@@ -89,14 +89,16 @@ def _visit(
     scores = _start_scores(q_tile, k_tile)
     total = hopper.warpgroup_mma(p, v_tile, total, is_async=True)
     turns.give_to((CONSUMER + 1) % CONSUMERS)
-    scores, total, p = hopper.warpgroup_mma_wait(0, deps=(scores, total, p))
+    scores = hopper.warpgroup_mma_wait(1, deps=(scores,))
     rings.let_go(keys, visit)
-    rings.let_go(values, visit - 1)
     if i < masked:
         scores = tiles.hide(scores, row, tiles.tile_at(walk, masked, i) * BLOCK_N, band, NEGATIVE)
-    p, row_max, row_sum, shrink = tiles.exponentiate(scores, row_max, row_sum, factor, NEGATIVE)
+    next_p, row_max, row_sum, shrink = tiles.exponentiate(scores, row_max, row_sum, factor, NEGATIVE)
+    rings.wait_for(values, visit - 1)  # known to be there: keeps the next wait below the exponentials
+    total, p = hopper.warpgroup_mma_wait(0, deps=(total, p))
+    rings.let_go(values, visit - 1)
     total = tiles.times(total, shrink)
-    return total, tiles.operand(p, total, q_tile.dtype), row_max, row_sum
+    return total, tiles.operand(next_p, total, q_tile.dtype), row_max, row_sum
 
 
 @gluon.jit

@@ -2,7 +2,7 @@
 
 Change:   a row keeps its old maximum until it has grown by more than THRESHOLD powers of 2. While no row of a consumer
           takes a new one, the consumer skips the multiplications of its results. v10 multiplied them by 1 in nearly all
-          tiles. The vote runs under the consumer's own products, so the wait for these stands behind it, as in v08.
+          tiles. The vote runs under the consumer's own products, as exponentials do since v08.
 Why:      any maximum serves, as long as nothing overflows: it cancels when the results are divided by the sums, and
           powers of up to 2^THRESHOLD lose no accuracy in floating point. After the first tiles of keys maxima hardly
           grow, and the multiplications, one for each result, take the time when a consumer does not multiply matrices.
@@ -109,6 +109,7 @@ def _visit(
     if i < masked:
         scores = tiles.hide(scores, row, tiles.tile_at(walk, masked, i) * BLOCK_N, band, NEGATIVE)
     next_p, row_max, row_sum, shrink, stays = _exponentiate(scores, row_max, row_sum, factor, NEGATIVE)
+    rings.wait_for(values, visit - 1)  # known to be there: keeps the next wait below the exponentials
     total, p = hopper.warpgroup_mma_wait(0, deps=(total, p))
     rings.let_go(values, visit - 1)
     if not stays:
