@@ -270,6 +270,22 @@ def test_repeated_calls_have_the_same_bits(backend) -> None:
 
 
 @OURS
+def test_calls_that_differ_in_one_argument_take_turns(backend) -> None:
+    """A launch cache must tell them apart."""
+    given = operands()
+    kinds = [*KINDS.values(), {"scale": 0.3}, {"softcap": 3.0}, {"window": (2, 2)}]
+    for _ in range(2):
+        for kind in kinds:
+            assert_near(
+                kernel_twins.attention(*given, **kind, return_lse=True, backend=backend), attend(*given, **kind)
+            )
+        for layout in (LAYOUTS | COPIED).values():
+            for at in range(3):
+                laid = tuple(layout(each) if place == at else each for place, each in enumerate(given))
+                assert_near(kernel_twins.attention(*laid, return_lse=True, backend=backend), attend(*laid))
+
+
+@OURS
 def test_a_deterministic_gradient_has_the_same_bits(backend) -> None:
     given = operands(1000, 1500, requires_grad=True)
 

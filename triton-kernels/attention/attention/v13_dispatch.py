@@ -21,13 +21,14 @@ Twin:     cuda-kernels/attention/attention/v13_dispatch.cu
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.attention.attention.mask import mask_of
-from kernel_twins._triton.lib import tuning
+from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import has_tma, runs_gluon, scratch
 
 
@@ -220,6 +221,8 @@ def attention_v13_dispatch_kernel(
 # The same kernel, searched among other tiles.
 _wide_kernel = triton.autotune(WIDE_CONFIGS, **SEARCH)(attention_v13_dispatch_kernel.fn)
 
+_plans: dict[tuple[Any, ...], plans.Plan] = {}  # the launch cache
+
 
 def attention_v13_dispatch(
     q: Tensor,
@@ -246,18 +249,39 @@ def attention_v13_dispatch(
       cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the keys of cu_seqlens_k likewise. Before the first
       sequence and behind the last nothing is read, and out stays as it was.
     """
-    (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
-    N = B if cu_seqlens_q is None else len(cu_seqlens_q) - 1
-    if N * H * Sq == 0:
-        return
     if runs_gluon() and is_for_v11(q, k, v, out[0], cu_seqlens_q, softcap):
         # Only here, since another version of Gluon may not even have the modules.
         from kernel_twins._triton.attention.attention.v11_skip_rescale import attention_v11_skip_rescale
 
-        shift = Sk - Sq if from_end else 0
+        shift = k.shape[2] - q.shape[2] if from_end else 0
         limits = None if band is None else (band[0] + shift, band[1] + shift)
         attention_v11_skip_rescale(q, k, v, out=out, scale=scale, band=limits)
         return
+    tensors = q, k, v, *out, cu_seqlens_q, cu_seqlens_k
+    starts = None if cu_seqlens_q is None else cu_seqlens_q.shape
+    key = (
+        q.shape, k.shape, starts, q.stride(), k.stride(), v.stride(), out[0].stride(), q.dtype, scale, band, softcap,
+        from_end, plans.alignment(*tensors), q.get_device(),
+    )  # fmt: skip
+    triton.set_allocator(scratch)
+    plan = _plans.get(key)
+    if plan is not None and not tuning.is_recording():
+        plan(*tensors)
+        return
+    plan = _first_time(tensors, scale, band, softcap, from_end)
+    if plan is not None:
+        plans.keep(_plans, key, plan)
+
+
+def _first_time(
+    tensors: tuple[Any, ...], scale: float | None, band: tuple[int, int] | None, softcap: float | None, from_end: bool
+) -> plans.Plan | None:
+    """Run a problem that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
+    q, k, v, out, _, cu_seqlens_q, _ = tensors
+    (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
+    N = B if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    if N * H * Sq == 0:
+        return None
     scale = D**-0.5 if scale is None else scale
     factor, inner = scale * LOG2_E, 0.0
     if softcap is not None:
@@ -268,8 +292,8 @@ def attention_v13_dispatch(
     first, last = (max(before, min(limit, behind)) for limit in band or (before, behind))
     mask = mask_of(first, last, before, behind)
 
-    strides = [_strides(each) for each in (q, k, v, out[0])]
-    aligned = not any(each.data_ptr() % 16 for each in (q, k, v, out[0]))
+    strides = [_strides(each) for each in (q, k, v, out)]
+    aligned = all(plans.alignment(q, k, v, out))
     unit = VECTOR if aligned and not any(stride % VECTOR for each in strides for stride in each) else 1
     # Descriptors take rows that do not overlap, at distances of 31 bits.
     tma = unit == VECTOR and has_tma() and all(D <= rows < 2**31 for _, _, rows in strides[1:3])
@@ -289,14 +313,18 @@ def attention_v13_dispatch(
     problem = tuning.problem_of(N, H, length, D, dtype=q.dtype).but(**kinds)
     searched = _wide_kernel if D > 128 else attention_v13_dispatch_kernel
     kernel, config = tuning.choose(searched, "attention/v13_dispatch", problem, q.device)
-    triton.set_allocator(scratch)
-    kernel[grid](
-        q, k, v, *out, cu_seqlens_q, cu_seqlens_k, H, H // H_KV, N, Sq, Sk, factor, inner,
-        first, last, int(from_end), triton.next_power_of_2(length),
+    behind = (
+        H, H // H_KV, N, Sq, Sk, factor, inner, first, last, int(from_end), triton.next_power_of_2(length),
         *(stride // unit for each in strides for stride in each),
-        MASK=mask, NEGATIVE=factor < 0, SOFTCAP=softcap is not None, VARLEN=varlen, TMA=tma, UNIT=unit,
-        D=D, BLOCK_D=max(16, triton.next_power_of_2(D)), **config,
     )  # fmt: skip
+    constants = {
+        "MASK": mask, "NEGATIVE": factor < 0, "SOFTCAP": softcap is not None, "VARLEN": varlen, "TMA": tma,
+        "UNIT": unit, "D": D, "BLOCK_D": max(16, triton.next_power_of_2(D)),
+    }  # fmt: skip
+    if not config:
+        kernel[grid](*tensors, *behind, **constants)
+        kernel, config = kernel.fn, kernel.best_config.all_kwargs()
+    return plans.launch(kernel, grid, tensors, behind, constants | config)
 
 
 def is_for_v11(
