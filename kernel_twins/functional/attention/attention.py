@@ -107,11 +107,17 @@ def attention(
     given = q, k, v, cu_seqlens_q, cu_seqlens_k
     if backend == "auto":
         backend = _choose(*given, options=options, needs_ours=return_lse)
-    compute = _function("kernel_twins.attention", "q", q, backend)
-    require_operands(*given)
+    compute = _function("q", q, backend)
+    if cu_seqlens_q is not None or backend == "torch":  # other operands are checked by the kernels' operators
+        require_operands(*given)
     if cu_seqlens_q is not None:  # a batch of one
         q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-    out, *lse = compute(q, k, v, cu_seqlens_q, cu_seqlens_k, options, return_lse)
+    try:
+        out, *lse = compute(q, k, v, cu_seqlens_q, cu_seqlens_k, options, return_lse)
+    except Exception as error:
+        require_operands(*given)
+        _refuse_gradients(error, "kernel_twins.attention", backend, q, k, v)
+        raise
     if cu_seqlens_q is not None:
         out, lse = out.squeeze(0).transpose(0, 1), [each.squeeze(0) for each in lse]
     return (out, *lse) if return_lse else out
@@ -134,42 +140,53 @@ def scaled_dot_product_attention(
     ranks than 4, a batch to be broadcast, and values of another head dimension than the queries'; the other backends
     refuse them. A negative ``scale`` is right by every backend. All else is as in ``attention``.
     """
+    options = None
     if backend == "auto":
-        plain = attn_mask is None and dropout_p == 0 and isinstance(query, Tensor) and query.dim() == 4
-        if plain and (enable_gqa or _heads(query) == _heads(key)):
-            backend = _choose(query, key, value, options=_options(is_causal, scale))
-        else:
-            backend = "torch"
+        backend = "torch"
+        if attn_mask is None and dropout_p == 0:
+            options = _options(is_causal, scale)
+            backend = _choose(query, key, value, options=options)
+            if backend != "torch" and not enable_gqa and query.size(1) != key.size(1):
+                backend = "torch"
     if backend == "torch":
         return torch_attention.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    compute = _function("kernel_twins.scaled_dot_product_attention", "query", query, backend)
+    compute = _function("query", query, backend)
     if attn_mask is not None:
         raise ValueError("attn_mask is given, must be None: pass is_causal, or backend='torch'")
     if dropout_p != 0:
         raise ValueError(f"dropout_p is {dropout_p}, must be 0: pass backend='torch'")
-    require_operands(query, key, value, names=_SDPA)
-    if not torch.is_autocast_enabled("cuda"):
-        require_served(query, key, value, _SDPA)
-    if not enable_gqa and _heads(query) != _heads(key):
-        raise ValueError(f"key has {_heads(key)} heads, must have query's {_heads(query)}: pass enable_gqa=True")
-    return compute(query, key, value, None, None, _options(is_causal, scale), False)[0]
+    try:
+        if not enable_gqa and query.size(1) != key.size(1):
+            raise ValueError(f"key has {key.size(1)} heads, must have query's {query.size(1)}: pass enable_gqa=True")
+        return compute(query, key, value, None, None, options or _options(is_causal, scale), False)[0]
+    except Exception as error:
+        require_operands(query, key, value, names=_SDPA)
+        if not torch.is_autocast_enabled("cuda"):
+            require_served(query, key, value, _SDPA)
+        _refuse_gradients(error, "kernel_twins.scaled_dot_product_attention", backend, query, key, value)
+        raise
 
 
 def _options(is_causal: bool, scale: float | None) -> Options:
     return options_of("top-left" if is_causal else None, None, None, scale, None)
 
 
-def _heads(tensor: Any) -> Any:
-    return tensor.shape[1] if isinstance(tensor, Tensor) and tensor.dim() == 4 else None
+def _refuse_gradients(error: Exception, function: str, backend: str, *operands: Tensor) -> None:
+    """NotImplementedError, with a remedy, if that is why the CUDA operator raised an error."""
+    if backend == "cuda" and isinstance(error, RuntimeError):
+        refuse_gradients(function, *operands)
 
 
-def _function(function: str, name: str, first: Any, backend: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The backend's call with tensors [B, H, S, D], cu_seqlens, options, and whether lse is wanted."""
+def _function(name: str, first: Any, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The backend's call with tensors [B, H, S, D], cu_seqlens, options, and whether lse is wanted.
+
+    All but PyTorch's check dense operands. Their messages may lack the public function's names and remedies.
+    """
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
         require_gpu(name, first, backend)
-        return partial(_by_cuda, function)
+        return _by_cuda
     if backend == "triton":
         by_triton = _by_triton()
         by_triton.require_gpu_or_interpreter(name, first)
@@ -181,7 +198,6 @@ def _function(function: str, name: str, first: Any, backend: str) -> Callable[..
 
 
 def _by_cuda(
-    function: str,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -192,14 +208,10 @@ def _by_cuda(
 ) -> tuple[Tensor, ...]:
     assert _cuda_operator is not None
     given = q, k, v, cu_seqlens_q, cu_seqlens_k, *options
-    try:
-        if wants_lse:
-            both: Results = torch.ops.kernel_twins.attention.default(*given)
-            return both
-        return (_cuda_operator(*given),)
-    except RuntimeError:
-        refuse_gradients(function, q, k, v)
-        raise
+    if wants_lse:
+        both: Results = torch.ops.kernel_twins.attention.default(*given)
+        return both
+    return (_cuda_operator(*given),)
 
 
 @triton_side
@@ -246,34 +258,46 @@ def _choose(
     if not is_on_gpu(q):
         return "torch"
     device, varlen = q.device, cu_seqlens_q is not None
-    others: tuple[Any, ...] = (k, v, cu_seqlens_q, cu_seqlens_k) if varlen or cu_seqlens_k is not None else (k, v)
-    if not all(is_on_gpu(each) and each.device == device for each in others):
+    rank = 3 if varlen else 4
+    if q.dim() != rank:
         return "torch"
-    if any(each.dim() != 4 - varlen for each in (q, k, v)):
+    for each in (k, v):
+        if not (is_on_gpu(each) and each.device == device and each.dim() == rank):
+            return "torch"
+    if varlen or cu_seqlens_k is not None:
+        for starts in (cu_seqlens_q, cu_seqlens_k):
+            if starts is None or not (is_on_gpu(starts) and starts.device == device):
+                return "torch"
+    dtype, *others = q.dtype, k.dtype, v.dtype
+    if torch.is_autocast_enabled("cuda"):
+        dtype, *others = (_cast(each) for each in (dtype, *others))
+    if others != [dtype, dtype] or is_differentiated():
         return "torch"
-    dtype = _cast(q.dtype)
-    if not (_cast(k.dtype) == _cast(v.dtype) == dtype and is_served(q, k, v, dtype)) or is_differentiated():
-        return "torch"
-    tracing = torch.compiler.is_compiling()
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
-        return "cuda" if _runs("cuda", device.index) else "torch"
-    if varlen:  # PyTorch has no kernel for it
-        return "cuda" if q.numel() and k.numel() and _runs("cuda", device.index) else "torch"
-    return _choice(q.shape, k.shape, dtype, options, needs_ours, device.index)
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        served = is_served(q.shape, k.shape, v.shape, dtype)
+    elif varlen:  # PyTorch has no kernel for it
+        served = is_served(q.shape, k.shape, v.shape, dtype) and q.numel() > 0 and k.numel() > 0
+    else:
+        return _choice(q.shape, k.shape, v.shape, dtype, options, needs_ours, device.index)
+    return "cuda" if served and _runs("cuda", device.index) else "torch"
 
 
 def _cast(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that autocast makes of an operand's on a GPU."""
-    if torch.is_autocast_enabled("cuda") and dtype in (torch.float32, *HALF):
-        return torch.get_autocast_dtype("cuda")
-    return dtype
+    """The dtype that CUDA's autocast makes of an operand's."""
+    return torch.get_autocast_dtype("cuda") if dtype in (torch.float32, *HALF) else dtype
 
 
 @lru_cache(maxsize=4096)
 def _choice(
-    q: tuple[int, ...], k: tuple[int, ...], dtype: torch.dtype, options: Options, needs_ours: bool, device: int
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    dtype: torch.dtype,
+    options: Options,
+    needs_ours: bool,
+    device: int,
 ) -> str:
-    if 0 in q or 0 in k:
+    if 0 in q or 0 in k or not is_served(q, k, v, dtype):
         return "torch"
     (_, heads, queries, _), (_, kv_heads, keys, _) = q, k
     is_sdpa = options.is_full(queries, keys) or options.is_causal(queries, keys)

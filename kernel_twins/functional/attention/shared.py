@@ -7,7 +7,8 @@ all sequences.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import index
 from typing import Any, NamedTuple
 
@@ -67,12 +68,12 @@ def options_of(
     deterministic: bool | None,
 ) -> Options:
     """The options of a public call; TypeError or ValueError names the argument at fault."""
-    if not any(causal is each for each in (None, False, True)) and causal not in _ALIGNMENTS:
+    if not (causal is None or causal is True or causal is False or causal in _ALIGNMENTS):
         raise ValueError(
             f"causal is {causal!r}, must be None, False, True, 'bottom-right' or 'top-left': True is 'bottom-right', "
             "FlashAttention's; 'top-left' is PyTorch's is_causal"
         )
-    left, right = _window(window)
+    left, right = (None, None) if window is None else _window(window)
     if causal:
         right = 0
     cap = 0.0 if softcap is None else _number("softcap", softcap)
@@ -101,10 +102,8 @@ def _only_warns() -> bool:
     return torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _window(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+def _window(window: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
     """The keys before and behind a query's own that it sees; None is all."""
-    if window is None:
-        return None, None
     if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(_wrong(window, "a window of n keys up to the query's own is (n - 1, 0)"))
     try:
@@ -133,6 +132,7 @@ def _number(name: str, value: Any) -> float:
 
 
 Names = tuple[str, str, str]
+Shape = Sequence[int]
 QKV: Names = ("q", "k", "v")  # as a public function calls them in its messages
 
 
@@ -215,12 +215,12 @@ def require_served(q: Tensor, k: Tensor, v: Tensor, names: Names = QKV) -> None:
         )
 
 
-def is_served(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> bool:
-    """The same of operands of that dtype whose ranks are right, for "auto"."""
-    d, kv_heads = q.shape[-1], k.shape[1]
-    if dtype not in HALF or d % 8 or not 0 < d <= LARGEST_D or k.shape != v.shape or k.shape[-1] != d:
+def is_served(q: Shape, k: Shape, v: Shape, dtype: torch.dtype) -> bool:
+    """Whether ``require_shapes`` and ``require_served`` accept such operands, whose ranks are right."""
+    d, kv_heads = q[-1], k[1]
+    if dtype not in HALF or d % 8 or not 0 < d <= LARGEST_D or k != v or k[-1] != d:
         return False
-    return kv_heads > 0 and q.shape[1] % kv_heads == 0 and (q.dim() == 3 or q.shape[0] == k.shape[0])
+    return kv_heads > 0 and q[1] % kv_heads == 0 and (len(q) == 3 or q[0] == k[0])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -230,19 +230,23 @@ def is_served(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> bool:
 
 def aligned(heads: Tensor) -> Tensor:
     """The tensor, or a copy if its rows are no neighbours of elements that start at multiples of 16 bytes."""
-    *outer, last = zip(heads.shape, heads.stride(), strict=True)
-    apart = all(size == 1 or stride % 8 == 0 for size, stride in outer)
-    if apart and last[1] == 1 and heads.data_ptr() % 16 == 0:
+    if heads.data_ptr() % 16 == 0 and _has_whole_rows(heads.shape, heads.stride()):
         return heads
     return heads.clone(memory_format=torch.contiguous_format)
 
 
+@lru_cache(maxsize=4096)
+def _has_whole_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    *outer, last = zip(shape, strides, strict=True)
+    return last[1] == 1 and all(size == 1 or stride % 8 == 0 for size, stride in outer)
+
+
 def empty_heads(like: Tensor) -> Tensor:
     """An empty tensor of that shape. Its heads and rows lie in the same order, one after the other."""
-    b, h, s, d = like.shape
     if like.stride(1) < like.stride(2):
+        b, h, s, d = like.shape
         return like.new_empty((b, s, h, d)).transpose(1, 2)
-    return like.new_empty((b, h, s, d))
+    return torch.empty_like(like, memory_format=torch.contiguous_format)  # faster than torch.empty
 
 
 def empty_results(q: Tensor, varlen: bool) -> tuple[Tensor, Tensor]:

@@ -282,7 +282,8 @@ def test_determinism_is_what_pytorch_was_told_unless_it_is_said() -> None:
 def test_auto_leaves_to_pytorch_what_the_others_refuse(monkeypatch) -> None:
     monkeypatch.setattr(module, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(module, "_runs", lambda *_: True)
-    monkeypatch.setattr(module, "_choice", lambda *_: "cuda")
+    monkeypatch.setattr(module, "fastest", lambda *_, **__: "cuda")
+    monkeypatch.setattr(module, "_choice", module._choice.__wrapped__)  # what is made up here is not to be kept
     q, k, v = operands(dtype=torch.float16)
     options = asked()
     choose = module._choose
@@ -323,7 +324,7 @@ def test_auto_takes_pytorch_only_where_it_has_a_kernel(monkeypatch) -> None:
         ({"softcap": 5.0}, q, False),
         ({}, q, True),
     ):
-        module._choice(q, key, torch.bfloat16, asked(**kind), needs_ours, 0)
+        module._choice(q, key, key, torch.bfloat16, asked(**kind), needs_ours, 0)
     module._choice.cache_clear()
     assert asked_for == [
         ("2x8x64x128-bf16", False),
