@@ -1,6 +1,6 @@
 """attention v08_overlapped takes its exponentials under its own products: in machine code, not only in the source.
 
-In Gluon, v10 and v11 go on from it.
+In Gluon, v10 and v11 go on from it; in CUDA, v13_dispatch does up to D 128.
 """
 
 from __future__ import annotations
@@ -46,17 +46,31 @@ def test_only_what_stands_between_the_two_waits_counts() -> None:
     assert between_waits(listing) == [2, 0]
 
 
-def test_cuda_takes_exponentials_under_its_own_products() -> None:
+def of_cuda(step: str) -> dict[str, Listing]:
+    """The step's kernels by name."""
     if not (libraries := disassembly.find_extensions()):
         pytest.skip("the extension is not built")
     usage = disassembly.of_all(libraries, lambda each: disassembly.resource_usage(each, disassembly.ARCH))
-    kernels = [*filter(disassembly.is_of(OP, STEP), usage)]
+    kernels = [*filter(disassembly.is_of(OP, step), usage)]
     if not kernels:
         pytest.skip("the extension was not built for 9.0a")
-    listings = disassembly.of_all(libraries, lambda each: disassembly.sass(each, kernels, disassembly.ARCH))
-    assert len(listings) == len(kernels) == 4  # of two dtypes and two widths
+    return disassembly.of_all(libraries, lambda each: disassembly.sass(each, kernels, disassembly.ARCH))
+
+
+def test_cuda_takes_exponentials_under_its_own_products() -> None:
+    listings = of_cuda(STEP)
+    assert len(listings) == 4  # of two dtypes and two widths
     for listing in listings.values():
         assert min(between_waits(listing), default=0) >= TILE
+
+
+def test_a_late_search_leaves_exponentials_under_products() -> None:
+    """Of visits to whole tiles, two in a turn; those at an edge search first, and D 256 does in all."""
+    listings = of_cuda("v13_dispatch")
+    assert len(listings) == 6
+    for name, listing in listings.items():
+        overlapped = [each for each in between_waits(listing) if each >= TILE // 2]  # a tile has 64 keys
+        assert len(overlapped) == (0 if "256" in name else 2), name
 
 
 @pytest.mark.parametrize("step", GLUON)

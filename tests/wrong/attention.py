@@ -79,7 +79,8 @@ def _in_tiles(
     tiles = _tiles(scores)
     running = tiles.amax(-1, keepdim=True).cummax(-2).values
     running = running.masked_fill(fault.at("no key so far", running == -math.inf), 0.0)
-    running = fault.at("maximum", running)
+    if softcap is None:  # capped scores are small: their exponentials need no maximum
+        running = fault.at("maximum", running)
     largest = running[..., -1:, :]
     p = exponential(tiles - running) * fault.at("factors", (running - largest).exp())
     p = p.flatten(-2)[..., : k.shape[2]]

@@ -114,6 +114,44 @@ __device__ inline void exponentiate(float (&scores)[N], Rows& rows, float factor
   for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
 }
 
+// Rounds powers of 2 under the rows' maxima to p, and leaves the scores. `sum` gets those of the thread's
+// columns.
+template <typename T, int STEPS>
+__device__ inline void powers_under(const Rows& rows, uint32_t (&p)[STEPS][4], float (&sum)[2],
+                                    const float (&scores)[STEPS * 8], float factor) {
+  const float shift[2] = {rows.max[0] * factor, rows.max[1] * factor};
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < STEPS * 8; i += 2) {
+    float powers[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      powers[j] = exp2_approx(fmaf(scores[i + j], factor, -shift[i % 4 / 2]));
+      sums[i % 4 + j] += powers[j];
+    }
+    alignas(4) const T pair[2] = {from_float<T>(powers[0]), from_float<T>(powers[1])};
+    p[i / 8][i % 8 / 2] = *reinterpret_cast<const uint32_t*>(pair);
+  }
+  sum[0] = sums[0] + sums[1];
+  sum[1] = sums[2] + sums[3];
+}
+
+// The same for rows that have seen a key, without a search for maxima: the old ones serve while no sum tells
+// of a score far above them. As `raise`, the result is true if they did not.
+template <typename T, int STEPS>
+__device__ inline bool exponentiate_unsearched(uint32_t (&p)[STEPS][4], Rows& rows, float (&shrink)[2],
+                                               const float (&scores)[STEPS * 8], float factor) {
+  constexpr float LARGEST = 256.0f;  // 2^THRESHOLD: what a power is at least where `raise` would
+  float sum[2];
+  powers_under<T>(rows, p, sum, scores, factor);
+  const bool large = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > LARGEST);
+  const bool grown = large && raise(rows, shrink, scores, factor);
+  if (grown) powers_under<T>(rows, p, sum, scores, factor);
+  rows.sum[0] += sum[0];
+  rows.sum[1] += sum[1];
+  return grown;
+}
+
 // Rounds p: where 16 columns of sums lie, wgmma expects its first operand.
 template <typename T, int STEPS>
 __device__ inline void round_to(uint32_t (&p)[STEPS][4], const float (&scores)[STEPS * 8]) {

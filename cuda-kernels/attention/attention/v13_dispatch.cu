@@ -1,17 +1,21 @@
-// attention v13_dispatch: heads of every width, sequences of every length, capped scores.
+// attention v13_dispatch: a late search for maxima; heads of every width, sequences of every length.
 //
-// Change:   v12's kernel as a template over its tile. With D up to 64, or above 128, a consumer starts the
-//           scores of a tile before the product of the last one's probabilities, and looks for maxima while
-//           that runs; above 128 two consumers take 80 keys at a time. A tile of queries belongs to a
-//           sequence, whose lengths and place its producer looks up; of a batch all sequences are equally
-//           long. Scores can pass a tanh (softcap). Results go to rows of any stride, 16 bytes at a time.
-// Why:      v12's consumers have registers for one of two things in flight. At D 64 the result leaves room
-//           for both, and a softmax takes as long as products; at D 256 two consumers have room for the
-//           result, and are too few to leave the overlap to chance. Packed sequences need no padding, and a
-//           block finds a tile's sequence by a search among their starts, so that the host does not have to
-//           know any length. The four lanes of a row exchange what they hold of it before they store, since
-//           a store takes as long for 4 bytes as for 16.
-// Counter:  none at the case shown, which runs as in v12.
+// Change:   v12's kernel as a template over its tile. With D up to 128 a consumer takes exponentials under
+//           the maxima that its rows have, and searches for new ones only where a sum of exponentials is
+//           large. It takes 64 keys at a time, in the place of 128, and starts the scores of a tile before
+//           the product of the last one's probabilities; with D up to 64 there are four consumers. Above
+//           128 two consumers take 80 keys at a time, and search in each tile. A tile of queries belongs
+//           to a sequence, whose lengths and place its producer looks up; of a batch all sequences are
+//           equally long. Scores can pass a tanh (softcap). Results go to rows of any stride, 16 bytes at
+//           a time.
+// Why:      a row's maximum serves while no power under it is large, which the sum tells as well as a
+//           comparison of all scores. Then nothing stands between scores and exponentials, and these run
+//           under products. Scores have to outlive their exponentials, and the last tile's probabilities
+//           their product: registers hold both for 64 keys. Packed sequences need no padding, and a block
+//           finds a tile's sequence by a search among their starts, so that the host does not have to know
+//           any length. The four lanes of a row exchange what they hold of it before they store, since a
+//           store takes as long for 4 bytes as for 16.
+// Counter:  instructions and time fall.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
 // Source:   Shah et al., "FlashAttention-3" (2024), for the overlap and the tile of D 256.
@@ -23,16 +27,16 @@
 template <int WIDTH>
 struct Tile {
   static constexpr bool WIDE = WIDTH > 128;
-  static constexpr int CONSUMERS = WIDE ? 2 : 3;      // warpgroups that compute 64 queries each
-  static constexpr int BLOCK_M = CONSUMERS * 64;      // queries
-  static constexpr int BLOCK_N = WIDE ? 80 : 128;     // keys
-  static constexpr int STAGES = WIDTH == 64 ? 4 : 2;  // of keys and values
+  static constexpr int CONSUMERS = WIDTH == 64 ? 4 : WIDE ? 2 : 3;  // warpgroups that compute 64 queries each
+  static constexpr int BLOCK_M = CONSUMERS * 64;                    // queries
+  static constexpr int BLOCK_N = WIDE ? 80 : 64;                    // keys
+  static constexpr int STAGES = WIDTH == 64 ? 8 : WIDE ? 2 : 4;     // of keys and values
   static constexpr int Q_BUFFERS = WIDE ? 1 : 2;
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
   static constexpr int PRODUCER_REGISTERS = WIDE ? 40 : 32;
-  static constexpr int CONSUMER_REGISTERS = WIDE ? 232 : 160;
-  // Scores of a tile are taken in while the last tile's probabilities are multiplied.
-  static constexpr bool OVERLAPPED = WIDTH != 128;
+  static constexpr int CONSUMER_REGISTERS = WIDTH == 64 ? 112 : WIDE ? 232 : 160;
+  // Registers hold two tiles' probabilities and the scores, so that these outlive their exponentials.
+  static constexpr bool SEARCHES_LATE = !WIDE;
   static constexpr int PANELS = WIDTH / 64;
   static constexpr int SCORES = BLOCK_N / 2;           // of a thread
   static constexpr int Q_BYTES = BLOCK_M * ROW_BYTES;  // of a panel
@@ -59,6 +63,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
     attention_v13_dispatch_kernel(const __grid_constant__ AnyProblem problem, const Queue queue) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ::Tile<WIDTH>;
+  using Operand = uint32_t[Tile::BLOCK_N / 16][4];  // probabilities, as wgmma takes them
   constexpr int STAGES = Tile::STAGES;
   constexpr int Q_BUFFERS = Tile::Q_BUFFERS;
   extern __shared__ __align__(1024) uint8_t dynamic[];
@@ -145,7 +150,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
     Rows rows;
     float out[WIDTH / 2] = {};
     float scores[Tile::SCORES];
-    uint32_t p[Tile::BLOCK_N / 16][4];
+    Operand p;
     float shrink[2];
 
     const auto stage_of = [&](int i) { return (visits + i) % STAGES; };
@@ -173,15 +178,18 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       release(shared.k_empty, i);
       release(shared.v_empty, i);
     };
-    const auto start_products = [&](int i) {
+    const auto start_products = [&](int i, const Operand& p) {
       multiply_values<T>(out, p, v_tile + stage_of(i) * STAGE_STEP);
       wgmma_commit_group();
     };
-    const auto end_products = [&](int i) {
-      wgmma_wait_group<0>();  // for the products
-      wgmma_hold(out);
+    const auto hold = [](Operand& p) {
 #pragma unroll
       for (int j = 0; j < Tile::BLOCK_N / 16; ++j) wgmma_hold(p[j]);
+    };
+    const auto end_products = [&](int i, Operand& p) {
+      wgmma_wait_group<0>();  // for the products
+      wgmma_hold(out);
+      hold(p);
       release(shared.v_empty, i);
     };
     const auto start_scores = [&](int i) {
@@ -193,67 +201,82 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       wgmma_hold(scores);
       release(shared.k_empty, i);
     };
-    const auto mask = [&](int i, bool masked) {
+    const auto guard = [&](int i) {
       if (problem.cap != 0.0f) bound(scores, problem.cap);
-      if (masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
+      if (i < walk.masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
     };
+    // Starts the scores of tile i and the products of the tile before, and waits for the former.
+    const auto begin = [&](int i, int before, const Operand& p, bool masked) {
+      await_copy(shared.k_full, i);
+      await_values(before, masked);
+      wgmma_fence();
+      start_scores(i);
+      start_products(before, p);
+      end_scores.template operator()<1>(i);
+    };
+    const auto visit_guarded = [&](int i, int before) {
+      begin(i, before, p, before < walk.masked);
+      guard(i);
+      const bool grown = raise(rows, shrink, scores, problem.factor);
+      exponentiate<true>(scores, rows, problem.factor);
+      end_products(before, p);
+      round_to<T>(p, scores);
+      if (grown) rescale(out, shrink);
+    };
+    const auto visit_clean = [&](int i, int before, Operand& p, Operand& next) {
+      begin(i, before, p, false);
+      bool grown;
+      if constexpr (Tile::SEARCHES_LATE) {
+        grown = exponentiate_unsearched<T>(next, rows, shrink, scores, problem.factor);
+        hold(next);  // before the wait for the products
+        end_products(before, p);
+      } else {
+        grown = raise(rows, shrink, scores, problem.factor);
+        exponentiate<false>(scores, rows, problem.factor);
+        wgmma_hold(scores);  // likewise
+        end_products(before, p);
+        round_to<T>(next, scores);
+      }
+      if (grown) rescale(out, shrink);
+    };
+
     if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
     int i = 0;
-
-    if constexpr (Tile::OVERLAPPED) {
-      for (; i < walk.tiles && (idle || (i < walk.masked && hidden(i))); ++i) pass(i);
-      if (i < walk.tiles) {
-        await_copy(shared.k_full, i);
-        wgmma_fence();
-        start_scores(i);
-        end_scores.template operator()<0>(i);
-        mask(i, i < walk.masked);
-        raise(rows, shrink, scores, problem.factor);
-        exponentiate<true>(scores, rows, problem.factor);
-        round_to<T>(p, scores);
-        int before = i;  // the tile whose products are still to come
-        for (++i; i < walk.tiles; ++i) {
-          if (i < walk.masked && hidden(i)) {
-            pass(i);
-            continue;
-          }
-          await_copy(shared.k_full, i);
-          await_values(before, before < walk.masked);
-          wgmma_fence();
-          start_scores(i);
-          start_products(before);
-          end_scores.template operator()<1>(i);
-          mask(i, i < walk.masked);
-          const bool grown = raise(rows, shrink, scores, problem.factor);
-          exponentiate<true>(scores, rows, problem.factor);
-          wgmma_hold(scores);  // before the wait in PTX; ptxas moves the wait up to the maxima
-          end_products(before);
-          round_to<T>(p, scores);
-          if (grown) rescale(out, shrink);
+    for (; i < walk.tiles && (idle || (i < walk.masked && hidden(i))); ++i) pass(i);
+    if (i < walk.tiles) {
+      await_copy(shared.k_full, i);
+      wgmma_fence();
+      start_scores(i);
+      end_scores.template operator()<0>(i);
+      guard(i);
+      raise(rows, shrink, scores, problem.factor);
+      exponentiate<true>(scores, rows, problem.factor);
+      round_to<T>(p, scores);
+      int before = i++;                                      // the tile whose products are still to come
+      constexpr int PER_TURN = Tile::SEARCHES_LATE ? 2 : 1;  // clean tiles of a turn
+      const int guarded = problem.cap != 0.0f ? walk.tiles : walk.masked;
+      const auto is_clean = [&] {
+        return i >= guarded && before >= walk.masked && (walk.tiles - i) % PER_TURN == 0;
+      };
+      for (; i < walk.tiles && !is_clean(); ++i) {
+        if (i < walk.masked && hidden(i)) {
+          pass(i);
+        } else {
+          visit_guarded(i, before);
           before = i;
         }
-        await_values(before, before < walk.masked);
-        wgmma_fence();
-        start_products(before);
-        end_products(before);
       }
-    } else {
-      const auto visit = [&]<bool MASKED>() {
-        await_copy(shared.k_full, i);
-        wgmma_fence();
-        start_scores(i);
-        end_scores.template operator()<0>(i);
-        mask(i, MASKED);
-        if (raise(rows, shrink, scores, problem.factor)) rescale(out, shrink);
-        exponentiate<MASKED>(scores, rows, problem.factor);
-        round_to<T>(p, scores);
-        await_values(i, MASKED);
-        wgmma_fence();
-        start_products(i);
-        end_products(i);
-      };
-      for (; i < walk.masked; ++i) idle || hidden(i) ? pass(i) : visit.template operator()<true>();
-      for (; i < walk.tiles; ++i) idle ? pass(i) : visit.template operator()<false>();
+      Operand other;
+      Operand& next = Tile::SEARCHES_LATE ? other : p;
+      for (; i < walk.tiles; i += PER_TURN) {
+        visit_clean(i, before, p, next);
+        if constexpr (Tile::SEARCHES_LATE) visit_clean(i + 1, i, next, p);
+        before = i + PER_TURN - 1;
+      }
+      await_values(before, before < walk.masked);
+      wgmma_fence();
+      start_products(before, p);
+      end_products(before, p);
     }
     visits += walk.tiles;
     store<T>(problem, out, rows, task, task.row + own_row);

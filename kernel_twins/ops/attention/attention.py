@@ -283,7 +283,8 @@ OP = Op(
         Step(
             name="v13_dispatch",
             predictions=(
-                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, backends=("cuda",)),
+                Prediction("instructions", "<=", 0.9, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.93, relative=True, backends=("cuda",)),
                 Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_FULL, backends=("triton",)),
             ),
             arch="==9.0a",
