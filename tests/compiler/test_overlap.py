@@ -1,6 +1,6 @@
 """attention v08_overlapped takes its exponentials under its own products: in machine code, not only in the source.
 
-In Gluon, v10 and v11 go on from it; in CUDA, v13_dispatch does up to D 128.
+In Gluon, v10 and v11 go on from it; in CUDA, v13 and v14 do so in whole tiles.
 """
 
 from __future__ import annotations
@@ -64,10 +64,11 @@ def test_cuda_takes_exponentials_under_its_own_products() -> None:
         assert min(between_waits(listing), default=0) >= TILE
 
 
-def test_a_late_search_leaves_exponentials_under_products() -> None:
+@pytest.mark.parametrize(("step", "count"), [("v13_late_search", 4), ("v14_dispatch", 6)])
+def test_a_late_search_leaves_exponentials_under_products(step: str, count: int) -> None:
     """Of visits to whole tiles, two in a turn; those at an edge search first, and D 256 does in all."""
-    listings = of_cuda("v13_dispatch")
-    assert len(listings) == 6
+    listings = of_cuda(step)
+    assert len(listings) == count
     for name, listing in listings.items():
         overlapped = [each for each in between_waits(listing) if each >= TILE // 2]  # a tile has 64 keys
         assert len(overlapped) == (0 if "256" in name else 2), name

@@ -25,7 +25,7 @@ struct AttentionArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of q, k, v and out: bf16 or fp16
-  // What v13 alone serves. With sequences B is 1, and Sq and Sk are the tokens of all.
+  // What v14 alone serves. With sequences B is 1, and Sq and Sk are the tokens of all.
   HeadStrides out_stride;
   float softcap = 0.0f;  // scores become softcap * tanh(score / softcap); 0: they stay
   const int *starts_q = nullptr, *starts_k = nullptr;

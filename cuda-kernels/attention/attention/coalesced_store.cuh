@@ -1,4 +1,4 @@
-// How v13's results leave: 16 bytes of a row at a time, to rows of any stride.
+// How v14's results leave: 16 bytes of a row at a time, to rows of any stride.
 #pragma once
 
 #include "tile.cuh"

@@ -57,7 +57,7 @@ inline Problem problem_of(const AttentionArgs& args, int block_m, int block_n) {
 // panels of 64 columns.
 template <typename Function>
 void dispatch_heads(const AttentionArgs& args, Function function) {
-  require_narrow_heads(args.D, 128, "v13_dispatch");
+  require_narrow_heads(args.D, 128, "v14_dispatch");
   dispatch(args.dtype, [&]<typename T>(T) {
     if constexpr (std::is_same_v<T, float>) {
       throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");

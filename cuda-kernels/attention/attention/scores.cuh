@@ -1,4 +1,4 @@
-// What v13's consumers do with a tile of scores, from the product that makes them to the one that takes them.
+// What v14's consumers do with a tile of scores, from the product that makes them to the one that takes them.
 #pragma once
 
 #include "lib/ptx/wgmma_registers.cuh"
@@ -96,30 +96,15 @@ __device__ inline void rescale(float (&out)[N], const float (&shrink)[2]) {
   for (int j = 0; j < N; ++j) out[j] *= shrink[j % 4 / 2];
 }
 
-// Turns scores into powers of 2 under the rows' maxima, and adds them to the sums. A row may have seen no key
-// so far where the tile is MASKED.
-template <bool MASKED, int N>
-__device__ inline void exponentiate(float (&scores)[N], Rows& rows, float factor) {
-  float shift[2];
+// Rounds powers of 2 of the scores, under the rows' maxima, to p: where 16 columns of sums lie, wgmma expects
+// its first operand. `sum` gets those of the thread's columns.
+template <typename T, int STEPS>
+__device__ inline void powers_of(uint32_t (&p)[STEPS][4], float (&sum)[2], const float (&scores)[STEPS * 8],
+                                 const Rows& rows, float factor) {
+  float shift[2];  // a row may have seen no key so far
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    shift[half] = MASKED && rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
-  float sums[4] = {};
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    scores[i] = exp2_approx(fmaf(scores[i], factor, -shift[i % 4 / 2]));
-    sums[i % 4] += scores[i];
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) rows.sum[half] += sums[half * 2] + sums[half * 2 + 1];
-}
-
-// Rounds powers of 2 under the rows' maxima to p, and leaves the scores. `sum` gets those of the thread's
-// columns.
-template <typename T, int STEPS>
-__device__ inline void powers_under(const Rows& rows, uint32_t (&p)[STEPS][4], float (&sum)[2],
-                                    const float (&scores)[STEPS * 8], float factor) {
-  const float shift[2] = {rows.max[0] * factor, rows.max[1] * factor};
+    shift[half] = rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
   float sums[4] = {};
 #pragma unroll
   for (int i = 0; i < STEPS * 8; i += 2) {
@@ -136,30 +121,30 @@ __device__ inline void powers_under(const Rows& rows, uint32_t (&p)[STEPS][4], f
   sum[1] = sums[2] + sums[3];
 }
 
-// The same for rows that have seen a key, without a search for maxima: the old ones serve while no sum tells
-// of a score far above them. As `raise`, the result is true if they did not.
+// Turns scores into p, and adds them to the rows' sums.
+template <typename T, int STEPS>
+__device__ inline void exponentiate(uint32_t (&p)[STEPS][4], Rows& rows, const float (&scores)[STEPS * 8],
+                                    float factor) {
+  float sum[2];
+  powers_of<T>(p, sum, scores, rows, factor);
+  rows.sum[0] += sum[0];
+  rows.sum[1] += sum[1];
+}
+
+// The same before any search for maxima: the old ones serve while no sum is so large that a score may be far
+// above them. Only then are maxima raised. As of `raise`, the result is true if that changed one.
 template <typename T, int STEPS>
 __device__ inline bool exponentiate_unsearched(uint32_t (&p)[STEPS][4], Rows& rows, float (&shrink)[2],
                                                const float (&scores)[STEPS * 8], float factor) {
-  constexpr float LARGEST = 256.0f;  // 2^THRESHOLD: what a power is at least where `raise` would
+  constexpr float LARGEST = 256.0f;  // 2^THRESHOLD
   float sum[2];
-  powers_under<T>(rows, p, sum, scores, factor);
+  powers_of<T>(p, sum, scores, rows, factor);
   const bool large = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > LARGEST);
   const bool grown = large && raise(rows, shrink, scores, factor);
-  if (grown) powers_under<T>(rows, p, sum, scores, factor);
+  if (grown) powers_of<T>(p, sum, scores, rows, factor);
   rows.sum[0] += sum[0];
   rows.sum[1] += sum[1];
   return grown;
-}
-
-// Rounds p: where 16 columns of sums lie, wgmma expects its first operand.
-template <typename T, int STEPS>
-__device__ inline void round_to(uint32_t (&p)[STEPS][4], const float (&scores)[STEPS * 8]) {
-#pragma unroll
-  for (int i = 0; i < STEPS * 8; i += 2) {
-    alignas(4) const T pair[2] = {from_float<T>(scores[i]), from_float<T>(scores[i + 1])};
-    p[i / 8][i % 8 / 2] = *reinterpret_cast<const uint32_t*>(pair);
-  }
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(THREADS) attention_v01_one_query_kernel(Attent
 
 void attention_v01_one_query(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
-  require_narrow_heads(args.D, 128, "v13_dispatch");
+  require_narrow_heads(args.D, 128, "v14_dispatch");
   const unsigned grid = blocks_of(args.B * args.H, args.Sq, cdiv(args.Sq, THREADS));
   dispatch(args.dtype, [&](auto zero) {
     using T = decltype(zero);

@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) attention_v03_exp2_ker
 
 void attention_v03_exp2(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
-  require_narrow_heads(args.D, 128, "v13_dispatch");
+  require_narrow_heads(args.D, 128, "v14_dispatch");
   const unsigned grid = blocks_of(args.B * args.H, args.Sq, cdiv(args.Sq, BLOCK_M));
   const auto aligned = [](const HeadStrides& stride) {
     return stride.batch % PIECE == 0 && stride.head % PIECE == 0 && stride.row % PIECE == 0;

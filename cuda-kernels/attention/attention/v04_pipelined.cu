@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(THREADS, HEAD == 64 && WIDE ? 2 : 1)
 
 void attention_v04_pipelined(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
-  require_narrow_heads(args.D, 128, "v13_dispatch");
+  require_narrow_heads(args.D, 128, "v14_dispatch");
   const unsigned grid = blocks_of(args.B * args.H, args.Sq, cdiv(args.Sq, BLOCK_M));
   const auto aligned = [](const HeadStrides& stride) {
     return stride.batch % PIECE == 0 && stride.head % PIECE == 0 && stride.row % PIECE == 0;

@@ -1,10 +1,10 @@
-// A tile of queries of a batch, or of sequences of different lengths, as v13's blocks draw it.
+// A tile of queries of a batch, or of sequences of different lengths, as v14's blocks draw it.
 #pragma once
 
 #include "lib/packed_sequences.h"
 #include "queue.cuh"
 
-// What v13 serves beyond a Problem.
+// What v14 serves beyond a Problem.
 struct AnyProblem : Problem {
   HeadStrides out_stride;
   float cap;  // with a softcap, turns scores into its tanh's arguments; 0 without one

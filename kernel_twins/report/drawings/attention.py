@@ -213,6 +213,24 @@ def own_tiles(drawing: Drawing) -> None:
     drawing.text(16, 182, "an earlier arrival would count for the stage's previous use; the tensor cores are free")
 
 
+@drawn("A consumer takes exponentials at once, and searches for maxima only where a sum is large", 206)
+def late_search(drawing: Drawing) -> None:
+    drawing.time_axis(120, 22)
+    rows: tuple[tuple[str, Level, tuple[tuple[float, float, str], ...]], ...] = (
+        ("tensor cores", "tensor", ((126, 50, "q k1"), (180, 62, "p0 v0"), (274, 50, "q k2"), (328, 62, "p1 v1"))),
+        ("exponentials", "registers", ((180, 62, "exp(s1)"), (328, 62, "exp(s2)"), (488, 62, "exp(s2)"))),
+        ("vote and search", "shared", ((246, 20, "ok"), (394, 90, "large: maxima"))),
+    )
+    for row, (name, level, boxes) in enumerate(rows):
+        y = 40 + 34 * row
+        drawing.note(16, y + 12, name)
+        for x, width, text in boxes:
+            drawing.box(x, y, width, 24, level, text)
+    drawing.text(16, 160, "while a thread's sums are at most 2^8, its exponentials serve, and no score is compared;")
+    drawing.text(16, 178, "otherwise the warp searches for maxima and takes the same exponentials again, since")
+    drawing.text(16, 196, "the scores are still there")
+
+
 @drawn("Sequences without padding: a slot tells its sequence by a search among the sequences' starts", 226)
 def packed_sequences(drawing: Drawing) -> None:
     drawing.heading(16, 18, "tokens: sequences of 5, 2, 0 and 7, one after the other; starts 0, 5, 7, 7, 14")

@@ -30,7 +30,7 @@ def operands(d: int = 128, heads_first: bool = True) -> dict[str, Any]:
 
 
 def is_for_v11(**changed: Any) -> bool:
-    step = importlib.import_module("kernel_twins._triton.attention.attention.v13_dispatch")
+    step = importlib.import_module("kernel_twins._triton.attention.attention.v14_dispatch")
     return bool(step.is_for_v11(**{**operands(), **changed}))
 
 
@@ -127,7 +127,7 @@ def on(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
 def launched(monkeypatch: pytest.MonkeyPatch) -> Taken:
     """On a GPU of 9.0: the arguments of v11's launches, and {} for each of the step's own kernel."""
     v11 = importlib.import_module("kernel_twins._triton.attention.attention.v11_skip_rescale")
-    v13 = importlib.import_module("kernel_twins._triton.attention.attention.v13_dispatch")
+    v14 = importlib.import_module("kernel_twins._triton.attention.attention.v14_dispatch")
     taken: Taken = []
     on(monkeypatch, 90)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
@@ -135,14 +135,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Taken:
     monkeypatch.setattr(v11, "attention_v11_skip_rescale", lambda q, k, v, **given: taken.append(given))
     own = MagicMock()
     own.__getitem__.return_value = lambda *args, **constants: taken.append({})
-    monkeypatch.setattr(v13.tuning, "choose", lambda *_: (own, {}))
+    monkeypatch.setattr(v14.tuning, "choose", lambda *_: (own, {}))
     return taken
 
 
 def call(**options: Any) -> None:
-    step = importlib.import_module("kernel_twins._triton.attention.attention.v13_dispatch")
+    step = importlib.import_module("kernel_twins._triton.attention.attention.v14_dispatch")
     q, k, v, out = operands(options.pop("d", 128)).values()
-    step.attention_v13_dispatch(q, k, v, out=(out, torch.empty(q.shape[:3], device="meta")), **options)
+    step.attention_v14_dispatch(q, k, v, out=(out, torch.empty(q.shape[:3], device="meta")), **options)
 
 
 def test_v11_gets_the_band_from_the_first_key_on(launched: Taken) -> None:

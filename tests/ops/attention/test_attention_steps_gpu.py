@@ -92,7 +92,7 @@ def test_errors_keep_flash_attentions_rule(backend, dtype, causal, d, queries, k
 @pytest.mark.parametrize("step", PLAIN)
 def test_heads_wider_than_a_steps_tiles_are_refused(step: str) -> None:
     case = Case.parse("1x1x8x136-bf16")
-    with pytest.raises(RuntimeError, match="D is 136, must be at most 128: take v13_dispatch"):
+    with pytest.raises(RuntimeError, match="D is 136, must be at most 128: take v14_dispatch"):
         load(OP.name, step, "cuda")(*OP.inputs(case, generator(case, "cuda")), out=empty_outputs(OP, case, "cuda"))
 
 

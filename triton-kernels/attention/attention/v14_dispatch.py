@@ -1,4 +1,4 @@
-"""attention v13_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
+"""attention v14_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
 
 Change:   a call that v11 can serve is sent to it, where Gluon runs. All others take the kernel here, v05's in ordinary
           Triton with more to it: a list of smaller tiles for D above 128. Sequences that lie one behind another in a
@@ -15,7 +15,7 @@ Requires: rows of D contiguous elements, D a multiple of 8 up to 256; fewer than
           since Gluon's interface changes with each minor version.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
           "FlashAttention-2" (arXiv:2307.08691); Gemma Team, "Gemma 2" (arXiv:2408.00118), for the softcap.
-Twin:     cuda-kernels/attention/attention/v13_dispatch.cu
+Twin:     cuda-kernels/attention/attention/v14_dispatch.cu
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ SEARCH = {
 
 @triton.autotune(CONFIGS, **SEARCH)
 @triton.jit(do_not_specialize=["H", "group", "N", "Sq", "Sk", "first", "last", "from_end", "length"])
-def attention_v13_dispatch_kernel(
+def attention_v14_dispatch_kernel(
     q, k, v, out, lse, cu_q, cu_k, H, group, N, Sq, Sk, factor, inner, first, last, from_end, length,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_om, MASK: tl.constexpr, NEGATIVE: tl.constexpr, SOFTCAP: tl.constexpr,
@@ -219,12 +219,12 @@ def attention_v13_dispatch_kernel(
 
 
 # The same kernel, searched among other tiles.
-_wide_kernel = triton.autotune(WIDE_CONFIGS, **SEARCH)(attention_v13_dispatch_kernel.fn)
+_wide_kernel = triton.autotune(WIDE_CONFIGS, **SEARCH)(attention_v14_dispatch_kernel.fn)
 
 _plans: dict[tuple[Any, ...], plans.Plan] = {}  # the launch cache
 
 
-def attention_v13_dispatch(
+def attention_v14_dispatch(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -311,8 +311,8 @@ def _first_time(
         "tiles": "wide" if D > 128 else "",
     }
     problem = tuning.problem_of(N, H, length, D, dtype=q.dtype).but(**kinds)
-    searched = _wide_kernel if D > 128 else attention_v13_dispatch_kernel
-    kernel, config = tuning.choose(searched, "attention/v13_dispatch", problem, q.device)
+    searched = _wide_kernel if D > 128 else attention_v14_dispatch_kernel
+    kernel, config = tuning.choose(searched, "attention/v14_dispatch", problem, q.device)
     behind = (
         H, H // H_KV, N, Sq, Sk, factor, inner, first, last, int(from_end), triton.next_power_of_2(length),
         *(stride // unit for each in strides for stride in each),

@@ -1,25 +1,20 @@
-// attention v13_dispatch: a late search for maxima; heads of every width, sequences of every length.
+// attention v14_dispatch: heads of every width, sequences of every length, capped scores.
 //
-// Change:   v12's kernel as a template over its tile. With D up to 128 a consumer takes exponentials under
-//           the maxima that its rows have, and searches for new ones only where a sum of exponentials is
-//           large. It takes 64 keys at a time, in the place of 128, and starts the scores of a tile before
-//           the product of the last one's probabilities; with D up to 64 there are four consumers. Above
-//           128 two consumers take 80 keys at a time, and search in each tile. A tile of queries belongs
-//           to a sequence, whose lengths and place its producer looks up; of a batch all sequences are
-//           equally long. Scores can pass a tanh (softcap). Results go to rows of any stride, 16 bytes at
-//           a time.
-// Why:      a row's maximum serves while no power under it is large, which the sum tells as well as a
-//           comparison of all scores. Then nothing stands between scores and exponentials, and these run
-//           under products. Scores have to outlive their exponentials, and the last tile's probabilities
-//           their product: registers hold both for 64 keys. Packed sequences need no padding, and a block
-//           finds a tile's sequence by a search among their starts, so that the host does not have to know
-//           any length. The four lanes of a row exchange what they hold of it before they store, since a
-//           store takes as long for 4 bytes as for 16.
-// Counter:  instructions and time fall.
+// Change:   v13's kernel as a template over its tile. With D up to 64 there are four consumers. Above
+//           128 two consumers take 80 keys at a time, and search for maxima in each tile. A tile of
+//           queries belongs to a sequence, whose lengths and place its producer looks up; of a batch all
+//           sequences are equally long. Scores can pass a tanh (softcap), and are then searched. Results
+//           go to rows of any stride, 16 bytes at a time.
+// Why:      at D 64 a consumer's registers suffice for a fourth, and more warps hide more of each
+//           other's waits. At D 256 a result leaves no room for a second tile's probabilities. Packed
+//           sequences need no padding, and a block finds a tile's sequence by a search among their
+//           starts, so that the host does not have to know any length. The four lanes of a row exchange
+//           what they hold of it before they store, since a store takes as long for 4 bytes as for 16.
+// Counter:  none at the case shown, which runs as in v13.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
 // Source:   Shah et al., "FlashAttention-3" (2024), for the overlap and the tile of D 256.
-// Twin:     triton-kernels/attention/attention/v13_dispatch.py
+// Twin:     triton-kernels/attention/attention/v14_dispatch.py
 #include "coalesced_store.cuh"
 #include "scores.cuh"
 
@@ -60,7 +55,7 @@ struct Shared {
 
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
-    attention_v13_dispatch_kernel(const __grid_constant__ AnyProblem problem, const Queue queue) {
+    attention_v14_dispatch_kernel(const __grid_constant__ AnyProblem problem, const Queue queue) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ::Tile<WIDTH>;
   using Operand = uint32_t[Tile::BLOCK_N / 16][4];  // probabilities, as wgmma takes them
@@ -201,9 +196,10 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       wgmma_hold(scores);
       release(shared.k_empty, i);
     };
-    const auto guard = [&](int i) {
+    const auto search = [&](int i) {
       if (problem.cap != 0.0f) bound(scores, problem.cap);
       if (i < walk.masked) hide(scores, task, task.row + own_row, walk[i] * Tile::BLOCK_N + thread % 4 * 2);
+      return raise(rows, shrink, scores, problem.factor);
     };
     // Starts the scores of tile i and the products of the tile before, and waits for the former.
     const auto begin = [&](int i, int before, const Operand& p, bool masked) {
@@ -216,12 +212,10 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
     };
     const auto visit_guarded = [&](int i, int before) {
       begin(i, before, p, before < walk.masked);
-      guard(i);
-      const bool grown = raise(rows, shrink, scores, problem.factor);
-      exponentiate<true>(scores, rows, problem.factor);
+      const bool grown = search(i);
       end_products(before, p);
-      round_to<T>(p, scores);
       if (grown) rescale(out, shrink);
+      exponentiate<T>(p, rows, scores, problem.factor);
     };
     const auto visit_clean = [&](int i, int before, Operand& p, Operand& next) {
       begin(i, before, p, false);
@@ -229,15 +223,12 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       if constexpr (Tile::SEARCHES_LATE) {
         grown = exponentiate_unsearched<T>(next, rows, shrink, scores, problem.factor);
         hold(next);  // before the wait for the products
-        end_products(before, p);
       } else {
         grown = raise(rows, shrink, scores, problem.factor);
-        exponentiate<false>(scores, rows, problem.factor);
-        wgmma_hold(scores);  // likewise
-        end_products(before, p);
-        round_to<T>(next, scores);
       }
+      end_products(before, p);
       if (grown) rescale(out, shrink);
+      if constexpr (!Tile::SEARCHES_LATE) exponentiate<T>(next, rows, scores, problem.factor);
     };
 
     if (walk.tiles > 0 && problem.negative) negate(shared.q[buffer], consumer);
@@ -248,10 +239,8 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       wgmma_fence();
       start_scores(i);
       end_scores.template operator()<0>(i);
-      guard(i);
-      raise(rows, shrink, scores, problem.factor);
-      exponentiate<true>(scores, rows, problem.factor);
-      round_to<T>(p, scores);
+      search(i);
+      exponentiate<T>(p, rows, scores, problem.factor);
       int before = i++;                                      // the tile whose products are still to come
       constexpr int PER_TURN = Tile::SEARCHES_LATE ? 2 : 1;  // clean tiles of a turn
       const int guarded = problem.cap != 0.0f ? walk.tiles : walk.masked;
@@ -311,15 +300,15 @@ static void launch(const AttentionArgs& args) {
   using Tile = ::Tile<WIDTH>;
   const AnyProblem problem = any_problem_of(args, Tile::BLOCK_M, Tile::BLOCK_N);
   const Queue queue = queue_of(args, problem, Tile::BLOCK_M);
-  const auto kernel = args.dtype == Dtype::bf16 ? attention_v13_dispatch_kernel<__nv_bfloat16, WIDTH>
-                                                : attention_v13_dispatch_kernel<__half, WIDTH>;
+  const auto kernel = args.dtype == Dtype::bf16 ? attention_v14_dispatch_kernel<__nv_bfloat16, WIDTH>
+                                                : attention_v14_dispatch_kernel<__half, WIDTH>;
   allow_shared_memory(kernel, sizeof(Shared<Tile>));
   const int grid = std::min(queue.tiles, multiprocessor_count());
   kernel<<<grid, Tile::THREADS, sizeof(Shared<Tile>), args.stream>>>(problem, queue);
   CUDA_CHECK(cudaGetLastError());
 }
 
-void attention_v13_dispatch(const AttentionArgs& args) {
+void attention_v14_dispatch(const AttentionArgs& args) {
   if (args.B * args.H * args.Sq == 0) return;
   if (args.dtype == Dtype::fp32)
     throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");
