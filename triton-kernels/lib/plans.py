@@ -29,12 +29,14 @@ class Plan(NamedTuple):
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]  # the arguments after the tensors
 
-    def __call__(self, first: Tensor, *others: Tensor | None) -> None:
+    def __call__(self, first: Tensor, *others: Tensor | None, device: int | None = None) -> None:
+        """On the first tensor's GPU; that of tensors in descriptors must be given."""
         if _is_watched():
             self.kernel[self.grid](first, *others, *self.arguments)
             return
         # The same launch without the metadata that hooks would get.
-        kernel, stream = self.kernel, driver.active.get_current_stream(first.get_device())
+        kernel = self.kernel
+        stream = driver.active.get_current_stream(first.get_device() if device is None else device)
         kernel.run(
             *self.grid, stream, kernel.function, kernel.packed_metadata, None, None, None, first, *others,
             *self.arguments,

@@ -273,8 +273,12 @@ def test_repeated_calls_have_the_same_bits(backend) -> None:
 def test_calls_that_differ_in_one_argument_take_turns(backend) -> None:
     """A launch cache must tell them apart."""
     given = operands()
-    kinds = [*KINDS.values(), {"scale": 0.3}, {"softcap": 3.0}, {"window": (2, 2)}]
+    kinds = [*KINDS.values(), {"scale": 0.3}, {"scale": -0.3}, {"softcap": 3.0}, {"window": (2, 2)}]
+    sizes: list[Any] = [{"queries": 131}, {"keys": 131}, {"kv_heads": 4}, {"batch": 1}, {"d": 72}, {"d": 128}]
+    others = [operands(**more) for more in (*sizes, {"dtype": torch.float16})]
     for _ in range(2):
+        for other in others:
+            assert_near(kernel_twins.attention(*other, return_lse=True, backend=backend), attend(*other))
         for kind in kinds:
             assert_near(
                 kernel_twins.attention(*given, **kind, return_lse=True, backend=backend), attend(*given, **kind)

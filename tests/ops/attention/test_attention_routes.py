@@ -132,7 +132,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Taken:
     on(monkeypatch, 90)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(triton, "__version__", "3.6.0")
-    monkeypatch.setattr(v11, "attention_v11_skip_rescale", lambda q, k, v, **given: taken.append(given))
+
+    def first_launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, band: Any) -> None:
+        taken.append({"scale": scale, "band": band})
+
+    monkeypatch.setattr(v11, "first_launch", first_launch)
     own = MagicMock()
     own.__getitem__.return_value = lambda *args, **constants: taken.append({})
     monkeypatch.setattr(v14.tuning, "choose", lambda *_: (own, {}))

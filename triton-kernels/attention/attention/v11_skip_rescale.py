@@ -17,6 +17,7 @@ Twin:     cuda-kernels/attention/attention/v11_skip_rescale.cu, which goes on fr
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -24,9 +25,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from kernel_twins._triton.attention.attention import queue, rings, tiles, turns
+from kernel_twins._triton.attention.attention import described, queue, rings, tiles, turns
+from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import sm_count
-from kernel_twins._triton.lib.workspace import counter
 
 CONSUMERS = gl.constexpr(2)  # warpgroups that compute 64 queries each
 BLOCK_M = gl.constexpr(128)  # queries
@@ -204,6 +205,9 @@ def attention_v11_skip_rescale_kernel(
     )
 
 
+_plans: dict[tuple[Any, ...], described.Plan] = {}  # the launch cache
+
+
 def attention_v11_skip_rescale(
     q: Tensor,
     k: Tensor,
@@ -218,20 +222,34 @@ def attention_v11_skip_rescale(
     q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], contiguous rows, bf16 or fp16; out: [B, H, Sq, D] and fp32 [B, H, Sq].
     Query i sees the keys from i + band[0] to i + band[1]. Without them, the scale is 1 / sqrt(D), and it sees all.
     """
+    key = (
+        q.shape, k.shape, q.stride(), k.stride(), v.stride(), out[0].stride(), q.dtype, scale, band,
+        plans.alignment(q, k, v, *out), q.get_device(),
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is not None:
+        plan(q, k, v, *out)
+        return
+    plan = first_launch(q, k, v, *out, scale, band)
+    if plan is not None:
+        plans.keep(_plans, key, plan)
+
+
+def first_launch(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float | None, band: tuple[int, int] | None
+) -> described.Plan | None:
+    """Run a problem that is not in a launch cache, and make its plan, unless it is empty, captured or only compiled."""
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     if B * H * Sq == 0:
-        return
+        return None
     if Sk == 0:  # nothing that a descriptor could describe
-        out[0].zero_()
-        out[1].fill_(-math.inf)
-        return
+        out.zero_()
+        lse.fill_(-math.inf)
+        return None
     factor, limits = tiles.factor_of(scale, D), tiles.limits_of(band, Sq, Sk)
     order = queue.order_of(B * H, H // H_KV, Sq, Sk, D, limits, BLOCK_M.value)
-    attention_v11_skip_rescale_kernel[(min(order[0], sm_count(q.device)),)](
-        tiles.describe("q", q, tiles.WARPGROUP_M.value),
-        tiles.describe("k", k, BLOCK_N.value),
-        tiles.describe("v", v, BLOCK_N.value),
-        tiles.describe("out", out[0], tiles.WARPGROUP_M.value),
-        out[1], counter(q.device), *order, H, H // H_KV, Sq, Sk, factor, *limits,
-        WIDTH=tiles.padded(D), NEGATIVE=factor < 0, num_warps=4,
+    return described.launch(
+        attention_v11_skip_rescale_kernel, min(order[0], sm_count(q.device)), (q, k, v, out, lse), BLOCK_N.value,
+        (*order, H, H // H_KV, Sq, Sk, factor, *limits),
+        {"WIDTH": tiles.padded(D), "NEGATIVE": factor < 0, "num_warps": 4},
     )  # fmt: skip

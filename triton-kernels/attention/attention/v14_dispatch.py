@@ -21,7 +21,7 @@ Twin:     cuda-kernels/attention/attention/v14_dispatch.cu
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
@@ -30,6 +30,9 @@ from torch import Tensor
 from kernel_twins._triton.attention.attention.mask import mask_of
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import has_tma, runs_gluon, scratch
+
+if TYPE_CHECKING:
+    from kernel_twins._triton.attention.attention import described
 
 
 def _configs(*tiles: tuple[int, int, int, int]) -> list[triton.Config]:
@@ -221,7 +224,7 @@ def attention_v14_dispatch_kernel(
 # The same kernel, searched among other tiles.
 _wide_kernel = triton.autotune(WIDE_CONFIGS, **SEARCH)(attention_v14_dispatch_kernel.fn)
 
-_plans: dict[tuple[Any, ...], plans.Plan] = {}  # the launch cache
+_plans: dict[tuple[Any, ...], plans.Plan | described.Plan] = {}  # the launch cache
 
 
 def attention_v14_dispatch(
@@ -249,14 +252,6 @@ def attention_v14_dispatch(
       cu_seqlens_q[n] to cu_seqlens_q[n + 1] and the keys of cu_seqlens_k likewise. Before the first
       sequence and behind the last nothing is read, and out stays as it was.
     """
-    if runs_gluon() and is_for_v11(q, k, v, out[0], cu_seqlens_q, softcap):
-        # Only here, since another version of Gluon may not even have the modules.
-        from kernel_twins._triton.attention.attention.v11_skip_rescale import attention_v11_skip_rescale
-
-        shift = k.shape[2] - q.shape[2] if from_end else 0
-        limits = None if band is None else (band[0] + shift, band[1] + shift)
-        attention_v11_skip_rescale(q, k, v, out=out, scale=scale, band=limits)
-        return
     tensors = q, k, v, *out, cu_seqlens_q, cu_seqlens_k
     starts = None if cu_seqlens_q is None else cu_seqlens_q.shape
     key = (
@@ -275,9 +270,16 @@ def attention_v14_dispatch(
 
 def _first_time(
     tensors: tuple[Any, ...], scale: float | None, band: tuple[int, int] | None, softcap: float | None, from_end: bool
-) -> plans.Plan | None:
+) -> plans.Plan | described.Plan | None:
     """Run a problem that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
-    q, k, v, out, _, cu_seqlens_q, _ = tensors
+    q, k, v, out, lse, cu_seqlens_q, _ = tensors
+    if runs_gluon() and is_for_v11(q, k, v, out, cu_seqlens_q, softcap):
+        # Only here, since another version of Gluon may not even have the modules.
+        from kernel_twins._triton.attention.attention import v11_skip_rescale
+
+        shift = k.shape[2] - q.shape[2] if from_end else 0
+        limits = None if band is None else (band[0] + shift, band[1] + shift)
+        return v11_skip_rescale.first_launch(q, k, v, out, lse, scale, limits)
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     N = B if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if N * H * Sq == 0:
