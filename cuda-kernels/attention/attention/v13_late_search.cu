@@ -346,7 +346,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       exponentiate<T>(p, rows, scores, problem.factor);
       int before = i++;  // the tile whose products are still to come
       // An even number of tiles that hide no key is left to the second loop.
-      for (; i < walk.masked || (walk.tiles - i) % 2 == 1; ++i) {
+      for (; i < walk.tiles && (i < walk.masked || (walk.tiles - i) % 2 == 1); ++i) {
         if (i < walk.masked && hidden(i)) {
           pass(i);
         } else {
