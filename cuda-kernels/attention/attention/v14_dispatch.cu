@@ -47,7 +47,7 @@ struct Shared {
   uint8_t k[Tile::STAGES][Tile::PANELS][Tile::K_BYTES];
   uint8_t v[Tile::STAGES][Tile::PANELS][Tile::K_BYTES];
   uint64_t q_full[Tile::Q_BUFFERS];   // complete when queries have come, and `task` says of which tile
-  uint64_t q_empty[Tile::Q_BUFFERS];  // when all consumers' warps are done with both
+  uint64_t q_empty[Tile::Q_BUFFERS];  // when all consumers' threads are done with both
   uint64_t k_full[Tile::STAGES], v_full[Tile::STAGES];
   uint64_t k_empty[Tile::STAGES], v_empty[Tile::STAGES];
   Task task[Tile::Q_BUFFERS];
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
   if (threadIdx.x == 0) {
     for (int buffer = 0; buffer < Q_BUFFERS; ++buffer) {
       mbarrier_init(&shared.q_full[buffer], 1);
-      mbarrier_init(&shared.q_empty[buffer], Tile::CONSUMERS * WARPGROUP / 32);
+      mbarrier_init(&shared.q_empty[buffer], Tile::CONSUMERS * WARPGROUP);
     }
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(&shared.k_full[stage], 1);
@@ -163,11 +163,11 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       await_copy(shared.v_full, i);
       if (!masked || problem.keys.starts == nullptr) return;
       const int keys = task.Sk - walk[i] * Tile::BLOCK_N;
-      if (keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage_of(i)], keys);
+      if (keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage_of(i)], keys, consumer);
     };
     const auto pass = [&](int i) {
-      await_copy(shared.k_full, i);  // though nobody reads the keys: arrivals must not overtake the copies
-      await_values(i, true);
+      await_copy(shared.k_full, i);  // though nobody reads them: arrivals must not overtake the copies
+      await_copy(shared.v_full, i);
       // For all warps to have seen both, as an arrival may let the stage be filled again.
       named_barrier_sync(1 + consumer, WARPGROUP);
       release(shared.k_empty, i);
@@ -269,8 +269,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
     }
     visits += walk.tiles;
     store<T>(problem, out, rows, task, task.row + own_row);
-    __syncwarp();  // for the warp to have read `task`
-    if (thread % 32 == 0) mbarrier_arrive(&shared.q_empty[buffer]);
+    mbarrier_arrive(&shared.q_empty[buffer]);  // each thread for itself: all have read `task`
   }
 #endif
 }

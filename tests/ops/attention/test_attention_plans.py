@@ -42,7 +42,7 @@ def operands(*, heads_first: bool = True, d: int = 64, dtype: Any = torch.bfloat
 
 def call(tensors: Any, **options: Any) -> None:
     q, k, v, *out = tensors
-    step("v13_dispatch").attention_v13_dispatch(q, k, v, out=out, **options)
+    step("v14_dispatch").attention_v14_dispatch(q, k, v, out=out, **options)
 
 
 @pytest.fixture
@@ -72,14 +72,14 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(step("described"), "counter", lambda device: counters)
-    for name in ("v11_skip_rescale", "v13_dispatch"):
+    for name in ("v11_skip_rescale", "v14_dispatch"):
         monkeypatch.setattr(step(name), "_plans", {})
     return taken
 
 
 def test_a_repeated_call_launches_what_a_first_one_would(launches: list[Any]) -> None:
     """Other tensors of the same kind, whose first call would otherwise come after the cache is emptied."""
-    plans = step("v13_dispatch")._plans
+    plans = step("v14_dispatch")._plans
     of_kinds = []
     for options in CALLS.values():
         shaped = {name: options[name] for name in options.keys() & {"heads_first", "d", "dtype", "queries"}}
@@ -116,7 +116,7 @@ def test_a_kept_launch_holds_no_tensor() -> None:
         call(tensors)
         held += [weakref.ref(each) for each in tensors]
         del tensors
-    assert len(step("v13_dispatch")._plans) == 1
+    assert len(step("v14_dispatch")._plans) == 1
     assert [each() for each in held] == [None] * 10
 
 
