@@ -62,11 +62,12 @@ __device__ inline void clear(uint8_t (&v)[Tile::PANELS][Tile::K_BYTES], int keys
   named_barrier_sync(1 + consumer, WARPGROUP);  // for all threads' zeros
 }
 
+constexpr float THRESHOLD = 8.0f;  // powers of 2
+
 // Raises the rows' maxima to those of the scores if one of the warp's has grown by much. Then the result is
 // true, and what was summed under the old ones has to shrink by `shrink`, as the rows' sums do here.
 template <int N>
 __device__ inline bool raise(Rows& rows, float (&shrink)[2], const float (&scores)[N], float factor) {
-  constexpr float THRESHOLD = 8.0f;  // powers of 2
   float top[4] = {rows.max[0], rows.max[0], rows.max[1], rows.max[1]};
 #pragma unroll
   for (int i = 0; i < N; ++i) top[i % 4] = fmaxf(top[i % 4], scores[i]);
@@ -98,14 +99,15 @@ __device__ inline void rescale(float (&out)[N], const float (&shrink)[2]) {
 }
 
 // Rounds powers of 2 of the scores, under the rows' maxima, to p: where 16 columns of sums lie, wgmma expects
-// its first operand. `sum` gets those of the thread's columns.
-template <typename T, int STEPS>
+// its first operand. `sum` gets those of the thread's columns. Where rows have SEEN a key their maxima are
+// numbers; otherwise one may be -inf.
+template <bool SEEN, typename T, int STEPS>
 __device__ inline void powers_of(uint32_t (&p)[STEPS][4], float (&sum)[2], const float (&scores)[STEPS * 8],
                                  const Rows& rows, float factor) {
-  float shift[2];  // a row may have seen no key so far
+  float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    shift[half] = rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
+    shift[half] = !SEEN && rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
   float sums[4] = {};
 #pragma unroll
   for (int i = 0; i < STEPS * 8; i += 2) {
@@ -127,7 +129,7 @@ template <typename T, int STEPS>
 __device__ inline void exponentiate(uint32_t (&p)[STEPS][4], Rows& rows, const float (&scores)[STEPS * 8],
                                     float factor) {
   float sum[2];
-  powers_of<T>(p, sum, scores, rows, factor);
+  powers_of<false, T>(p, sum, scores, rows, factor);
   rows.sum[0] += sum[0];
   rows.sum[1] += sum[1];
 }
@@ -137,12 +139,16 @@ __device__ inline void exponentiate(uint32_t (&p)[STEPS][4], Rows& rows, const f
 template <typename T, int STEPS>
 __device__ inline bool exponentiate_unsearched(uint32_t (&p)[STEPS][4], Rows& rows, float (&shrink)[2],
                                                const float (&scores)[STEPS * 8], float factor) {
-  constexpr float LARGEST = 256.0f;  // 2^THRESHOLD
+  constexpr float LARGEST = 256.0f;  // no power below it is further than THRESHOLD above its maximum
   float sum[2];
-  powers_of<T>(p, sum, scores, rows, factor);
-  const bool large = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > LARGEST);
-  const bool grown = large && raise(rows, shrink, scores, factor);
-  if (grown) powers_of<T>(p, sum, scores, rows, factor);
+  powers_of<true, T>(p, sum, scores, rows, factor);
+  // Under a maximum of -inf, where all scores so far were, a sum is infinite or NaN.
+  const bool large = !(sum[0] <= LARGEST && sum[1] <= LARGEST);
+  bool grown = false;
+  if (__any_sync(0xffffffff, large)) {
+    grown = raise(rows, shrink, scores, factor);
+    powers_of<false, T>(p, sum, scores, rows, factor);
+  }
   rows.sum[0] += sum[0];
   rows.sum[1] += sum[1];
   return grown;

@@ -3,8 +3,9 @@
 // Change:   a consumer takes exponentials under the maxima that its rows have, as soon as the scores are
 //           there. It searches for new ones only where a sum of exponentials is large, and then takes
 //           the tile's exponentials again. The next tile's scores start before the product of the last
-//           one's probabilities, as in v08. A tile has 64 keys, half as many as in v12. Tiles at an
-//           edge, and one where the number of others is odd, are still searched.
+//           one's probabilities, as in v08. A tile has 64 keys, half as many as in v12. The first tile,
+//           tiles at an edge with the one behind them, and one where the number of others is odd are
+//           still searched.
 // Why:      a row's maximum serves while no power under it is large (v11), which the sum tells as well
 //           as a comparison of all scores. Nothing stands between scores and exponentials then, and the
 //           vote stands behind these, so they run under products in machine code, too. Scores have to
@@ -90,10 +91,11 @@ __device__ inline void hide(float (&scores)[SCORES], const Problem& problem, int
   }
 }
 
+constexpr float THRESHOLD = 8.0f;  // powers of 2
+
 // Raises the rows' maxima to those of the scores if one of the warp's has grown by much. Then the result is
 // true, and what was summed under the old ones has to shrink by `shrink`, as the rows' sums do here.
 __device__ inline bool raise(Rows& rows, float (&shrink)[2], const float (&scores)[SCORES], float factor) {
-  constexpr float THRESHOLD = 8.0f;  // powers of 2
   float top[4] = {rows.max[0], rows.max[0], rows.max[1], rows.max[1]};
 #pragma unroll
   for (int i = 0; i < SCORES; ++i) top[i % 4] = fmaxf(top[i % 4], scores[i]);
@@ -125,14 +127,15 @@ __device__ inline void rescale(float (&out)[N], const float (&shrink)[2]) {
 }
 
 // Rounds powers of 2 of the scores, under the rows' maxima, to p: where 16 columns of sums lie, wgmma expects
-// its first operand. `sum` gets those of the thread's columns.
-template <typename T>
+// its first operand. `sum` gets those of the thread's columns. Where rows have SEEN a key their maxima are
+// numbers; otherwise one may be -inf.
+template <bool SEEN, typename T>
 __device__ inline void powers_of(Operand& p, float (&sum)[2], const float (&scores)[SCORES], const Rows& rows,
                                  float factor) {
-  float shift[2];  // a row may have seen no key so far
+  float shift[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    shift[half] = rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
+    shift[half] = !SEEN && rows.max[half] == -INFINITY ? 0.0f : rows.max[half] * factor;
   float sums[4] = {};
 #pragma unroll
   for (int i = 0; i < SCORES; i += 2) {
@@ -153,7 +156,7 @@ __device__ inline void powers_of(Operand& p, float (&sum)[2], const float (&scor
 template <typename T>
 __device__ inline void exponentiate(Operand& p, Rows& rows, const float (&scores)[SCORES], float factor) {
   float sum[2];
-  powers_of<T>(p, sum, scores, rows, factor);
+  powers_of<false, T>(p, sum, scores, rows, factor);
   rows.sum[0] += sum[0];
   rows.sum[1] += sum[1];
 }
@@ -163,12 +166,16 @@ __device__ inline void exponentiate(Operand& p, Rows& rows, const float (&scores
 template <typename T>
 __device__ inline bool exponentiate_unsearched(Operand& p, Rows& rows, float (&shrink)[2],
                                                const float (&scores)[SCORES], float factor) {
-  constexpr float LARGEST = 256.0f;  // 2^THRESHOLD
+  constexpr float LARGEST = 256.0f;  // no power below it is further than THRESHOLD above its maximum
   float sum[2];
-  powers_of<T>(p, sum, scores, rows, factor);
-  const bool large = __any_sync(0xffffffff, fmaxf(sum[0], sum[1]) > LARGEST);
-  const bool grown = large && raise(rows, shrink, scores, factor);
-  if (grown) powers_of<T>(p, sum, scores, rows, factor);
+  powers_of<true, T>(p, sum, scores, rows, factor);
+  // Under a maximum of -inf, where all scores so far were, a sum is infinite or NaN.
+  const bool large = !(sum[0] <= LARGEST && sum[1] <= LARGEST);
+  bool grown = false;
+  if (__any_sync(0xffffffff, large)) {
+    grown = raise(rows, shrink, scores, factor);
+    powers_of<false, T>(p, sum, scores, rows, factor);
+  }
   rows.sum[0] += sum[0];
   rows.sum[1] += sum[1];
   return grown;
@@ -345,8 +352,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       search(i);
       exponentiate<T>(p, rows, scores, problem.factor);
       int before = i++;  // the tile whose products are still to come
-      // An even number of tiles that hide no key is left to the second loop.
-      for (; i < walk.tiles && (i < walk.masked || (walk.tiles - i) % 2 == 1); ++i) {
+      // A row may have seen no key before a tile that hides none. Behind that, an even number is left.
+      for (; i < walk.tiles && (i < walk.masked || before < walk.masked || (walk.tiles - i) % 2 == 1); ++i) {
         if (i < walk.masked && hidden(i)) {
           pass(i);
         } else {

@@ -39,6 +39,8 @@ struct Tile {
   static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
                     65536 / THREADS / 8 * 8 * THREADS,
                 "no more than the block starts with, or a warpgroup waits for ever");
+  static_assert(!SEARCHES_LATE || SCORES + WIDTH / 2 + 2 * BLOCK_N / 4 < CONSUMER_REGISTERS,
+                "a thread holds its scores, its results and two tiles' probabilities in registers");
 };
 
 template <typename Tile>
@@ -210,7 +212,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       start_products(before, p);
       end_scores.template operator()<1>(i);
     };
-    const auto visit_guarded = [&](int i, int before) {
+    const auto visit_searched = [&](int i, int before) {
       begin(i, before, p, before < walk.masked);
       const bool grown = search(i);
       end_products(before, p);
@@ -244,6 +246,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       int before = i++;                                      // the tile whose products are still to come
       constexpr int PER_TURN = Tile::SEARCHES_LATE ? 2 : 1;  // clean tiles of a turn
       const int guarded = problem.cap != 0.0f ? walk.tiles : walk.masked;
+      // A row may have seen no key before a tile that hides none.
       const auto is_clean = [&] {
         return i >= guarded && before >= walk.masked && (walk.tiles - i) % PER_TURN == 0;
       };
@@ -251,7 +254,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
         if (i < walk.masked && hidden(i)) {
           pass(i);
         } else {
-          visit_guarded(i, before);
+          visit_searched(i, before);
           before = i;
         }
       }

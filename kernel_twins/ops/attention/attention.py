@@ -40,6 +40,8 @@ def _test_cases() -> tuple[Case, ...]:
         (1, 2, 193, 128, {"mask": "causal"}),
         (2, 2, 130, 64, {"mask": "causal", "keys": "259"}),
         (1, 2, 259, 64, {"mask": "causal", "keys": "130"}),
+        (1, 2, 384, 64, {"mask": "causal", "keys": "447"}),  # a tile's first row sees none of the edge's tiles
+        (1, 2, 384, 128, {"mask": "causal", "keys": "447"}),
         (1, 2, 259, 128, {"mask": "top", "keys": "130"}),
         (1, 2, 130, 128, {"mask": "top", "keys": "259"}),
         (1, 2, 320, 64, {"window": "64_0"}),

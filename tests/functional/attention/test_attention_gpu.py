@@ -263,6 +263,18 @@ def test_heads_that_lie_2_to_the_31_elements_apart(backend) -> None:
 
 
 @OURS
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_keys_that_a_column_hides(backend, d) -> None:
+    """Their scores are -inf by the product itself, over several tiles before a row meets another key."""
+    q, k, v = operands(300, 700, d=d)
+    q[..., -1], k[..., :400, -1] = 1.0, -math.inf
+    found = kernel_twins.attention(q, k, v, return_lse=True, backend=backend)
+    keys, rows = (each[..., 400:, :].double().repeat_interleave(2, 1) for each in (k, v))
+    scores = q.double() @ keys.mT * d**-0.5
+    assert_near(found, (scores.softmax(-1) @ rows, scores.logsumexp(-1)))
+
+
+@OURS
 def test_repeated_calls_have_the_same_bits(backend) -> None:
     given = operands(1000, 1500)
     first, *others = (kernel_twins.attention(*given, causal=True, backend=backend) for _ in range(20))

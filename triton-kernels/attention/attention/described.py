@@ -25,6 +25,7 @@ class Plan(NamedTuple):
     fields: tuple[Fields, Fields, Fields, Fields]  # of each descriptor, but the tensor, which is its caller's
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *_: object) -> None:
+        """What follows lse is None in such a call."""
         of_q, of_k, of_v, of_out = self.fields
         self.launch(
             _described(q, of_q), _described(k, of_k), _described(v, of_v), _described(out, of_out), lse,

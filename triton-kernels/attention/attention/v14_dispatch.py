@@ -121,10 +121,8 @@ def _add_block(
     largest = tl.min(scores, axis=1) if NEGATIVE else tl.max(scores, axis=1)
     # Maxima are kept as they were rounded: a factor for no growth is then 1, however many blocks follow.
     new_max = tl.maximum(row_max, largest * factor)
-    base = new_max
-    if MASKED:
-        # While a row has seen no key, its sum must stay 0: -inf - -inf would make it NaN.
-        base = tl.where(new_max == -float("inf"), 0.0, new_max)
+    # While a row has seen no key, or scores of -inf alone, its sum must stay 0: -inf - -inf would make it NaN.
+    base = tl.where(new_max == -float("inf"), 0.0, new_max)
     p = tl.exp2(scores * factor - base[:, None])
     shrink = tl.exp2(row_max - base)
     row_sum = row_sum * shrink + tl.sum(p, axis=1)
@@ -275,11 +273,11 @@ def _first_time(
     q, k, v, out, lse, cu_seqlens_q, _ = tensors
     if runs_gluon() and is_for_v11(q, k, v, out, cu_seqlens_q, softcap):
         # Only here, since another version of Gluon may not even have the modules.
-        from kernel_twins._triton.attention.attention import v11_skip_rescale
+        from kernel_twins._triton.attention.attention.v11_skip_rescale import first_launch
 
         shift = k.shape[2] - q.shape[2] if from_end else 0
         limits = None if band is None else (band[0] + shift, band[1] + shift)
-        return v11_skip_rescale.first_launch(q, k, v, out, lse, scale, limits)
+        return first_launch(q, k, v, out, lse, scale, limits)
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     N = B if cu_seqlens_q is None else len(cu_seqlens_q) - 1
     if N * H * Sq == 0:
