@@ -213,7 +213,7 @@ def own_tiles(drawing: Drawing) -> None:
     drawing.text(16, 182, "an earlier arrival would count for the stage's previous use; the tensor cores are free")
 
 
-@drawn("A consumer takes exponentials at once, and searches for maxima only where a sum is large", 206)
+@drawn("A consumer takes exponentials at once, and searches for maxima only where a sum is large", 214)
 def late_search(drawing: Drawing) -> None:
     drawing.time_axis(120, 22)
     rows: tuple[tuple[str, Level, tuple[tuple[float, float, str], ...]], ...] = (
