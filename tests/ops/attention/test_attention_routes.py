@@ -92,25 +92,26 @@ def test_more_tiles_than_it_counts_are_not() -> None:
 @pytest.mark.parametrize(
     ("arch", "version", "interpreted", "runs"),
     [
-        (90, "3.6.0", "0", True),
-        (90, "3.6.1+git1234567", "0", True),
-        (80, "3.6.0", "0", False),
-        (100, "3.6.0", "0", False),
-        (120, "3.6.0", "0", False),
-        (90, "3.5.1", "0", False),
-        (90, "3.7.0", "0", False),
-        (90, "3.60.0", "0", False),
-        (90, "3.6.0", "1", False),
+        (90, "3.6.0", False, True),
+        (90, "3.6.1+git1234567", False, True),
+        (80, "3.6.0", False, False),
+        (100, "3.6.0", False, False),
+        (120, "3.6.0", False, False),
+        (90, "3.5.1", False, False),
+        (90, "3.7.0", False, False),
+        (90, "3.60.0", False, False),
+        (90, "3.6.0", True, False),
     ],
 )
 def test_gluon_runs_on_one_architecture_by_one_minor_version(
-    monkeypatch: pytest.MonkeyPatch, arch: int, version: str, interpreted: str, runs: bool
+    monkeypatch: pytest.MonkeyPatch, arch: int, version: str, interpreted: bool, runs: bool
 ) -> None:
     device = importlib.import_module("kernel_twins._triton.lib.device")
     on(monkeypatch, arch)
     monkeypatch.setattr(triton, "__version__", version)
-    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
-    assert device.runs_gluon() == runs
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.interpret = interpreted
+        assert device.runs_gluon() == runs
 
 
 def on(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
