@@ -1,4 +1,4 @@
-// The steps of attention.
+// The steps of attention and attention_backward.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/attention_backward/args.h"
 #include "launch_args.h"
 #include "torch/steps.h"
 
@@ -43,6 +44,46 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
   for (const Tensor& each : out) mark_written(each);
 }
 
+void attention_backward_step(const std::string& step, const Tensor& dout, const Tensor& q, const Tensor& k,
+                             const Tensor& v, const Tensor& result, const Tensor& lse,
+                             const std::optional<Tensor>& dlse, const std::vector<Tensor>& out,
+                             std::optional<double> scale, std::optional<std::pair<int64_t, int64_t>> band) {
+  const c10::cuda::CUDAGuard guard(q.device());
+  const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
+  const int64_t most = std::max(q.size(2), k.size(2));
+  const auto [first, last] = band.value_or(std::pair(-most, most));  // all
+  const auto& found = find_step("attention_backward", attention_backward_steps, step, q);
+  Lender lender;
+  const Memory memory = lender.memory();
+  lender.launch(found, {.dout = dout.const_data_ptr(),
+                        .q = q.const_data_ptr(),
+                        .k = k.const_data_ptr(),
+                        .v = v.const_data_ptr(),
+                        .result = result.const_data_ptr(),
+                        .lse = lse.const_data_ptr<float>(),
+                        .dlse = dlse ? dlse->const_data_ptr<float>() : nullptr,
+                        .dq = out[0].mutable_data_ptr(),
+                        .dk = out[1].mutable_data_ptr(),
+                        .dv = out[2].mutable_data_ptr(),
+                        .B = q.size(0),
+                        .H = q.size(1),
+                        .H_KV = k.size(1),
+                        .Sq = q.size(2),
+                        .Sk = k.size(2),
+                        .D = q.size(3),
+                        .dout_stride = strides_of(dout),
+                        .q_stride = strides_of(q),
+                        .k_stride = strides_of(k),
+                        .v_stride = strides_of(v),
+                        .result_stride = strides_of(result),
+                        .scale = static_cast<float>(factor),
+                        .band = {.first = first, .last = last},
+                        .dtype = dtype_of(q),
+                        .memory = &memory,
+                        .stream = lender.stream()});
+  for (const Tensor& each : out) mark_written(each);
+}
+
 }  // namespace
 
 void register_attention(pybind11::module_& module) {
@@ -56,4 +97,11 @@ void register_attention(pybind11::module_& module) {
       arg("q"), arg("k"), arg("v"), arg("cu_seqlens_q") = pybind11::none(),
       arg("cu_seqlens_k") = pybind11::none(), kw_only(), arg("out"), arg("scale") = pybind11::none(),
       arg("band") = pybind11::none(), arg("softcap") = pybind11::none(), arg("from_end") = false);
+  define_steps(module, "attention_backward", attention_backward_step,
+               "The gradients of q, k and v through attention. dout, q, result: [B, H, Sq, D], k, v: "
+               "[B, H_KV, Sk, D], bf16 or fp16; lse, dlse: fp32 [B, H, Sq]; out: dq, dk, dv. Query i sees "
+               "keys i + band[0] to i + band[1].",
+               arg("dout"), arg("q"), arg("k"), arg("v"), arg("result"), arg("lse"),
+               arg("dlse") = pybind11::none(), kw_only(), arg("out"), arg("scale") = pybind11::none(),
+               arg("band") = pybind11::none());
 }
