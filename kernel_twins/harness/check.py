@@ -327,11 +327,12 @@ class Problem:
         torch_out = self._torch_outs[index]
         assert torch_out is not None  # the exemplar tells all
         torch_out = torch_out.reshape(1) if torch_out.dim() == 0 else torch_out
+        deviations = (self._op.deviation, *self._op.more_deviations)
         step = max(1, _CHUNK // max(1, out.numel() // out.shape[0]))
         for start in range(0, out.shape[0], step):
             part = slice(start, min(start + step, out.shape[0]))
             exact, terms = self._reference(index, part)
-            rounded = self._op.deviation if index == 0 else None
+            rounded = deviations[index] if index < len(deviations) else None
             deviation = rounded(self.case, self.inputs, part) if rounded else None
             yield _described_rows(part, exact, terms, deviation, torch_out[part], bool(self._op.rounds))
 

@@ -235,6 +235,7 @@ class Drawn(NamedTuple):
 
 
 Description = Callable[[Case, "tuple[Tensor, ...]", slice], "tuple[Tensor, Tensor]"]  # an output's values and terms
+Deviation = Callable[[Case, "tuple[Tensor, ...]", slice], "Tensor"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +267,8 @@ class Op:
     random numbers, or round elsewhere, are judged at ``settled(case)``, where neither matters. ``exemplar`` is
     PyTorch's computation with the options' own numbers: it sets the accuracy required of steps. ``rounds`` says where
     PyTorch loses more than fp32 before it rounds the result, as steps then may; empty elsewhere. ``deviation`` is the
-    standard deviation of the first output's elements if the terms of their sums are rounded. If ``hostile``, steps are
+    standard deviation of the first output's elements if the terms of their sums are rounded, ``more_deviations`` are
+    the others'. If ``hostile``, steps are
     also judged at ``values.hostile``, inputs in which easily missed elements, such as rows' ends, weigh most. ``draw``
     makes a random case for sampling.py, until one is worth timing; None without a public function.
     """
@@ -302,7 +304,8 @@ class Op:
     exemplar: Callable[..., Any] | None = None
     settled: Callable[[Case], Case] = lambda case: case
     rounds: str = ""
-    deviation: Callable[[Case, tuple[Tensor, ...], slice], Tensor] | None = None
+    deviation: Deviation | None = None
+    more_deviations: tuple[Deviation, ...] = ()
     hostile: bool = False
     draw: Callable[[Draws], Drawn] | None = None
 

@@ -1,0 +1,231 @@
+"""``dq``, ``dk`` and ``dv`` of attention, from what the forward pass saved; sums in fp32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernel_twins.ops import ptx
+from kernel_twins.ops.attention import backward_baselines, shared
+from kernel_twins.ops.attention.backward_reference import description, deviation, exemplar
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, SizeAxis, Step
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+LARGEST_D = shared.LARGEST_PLAIN_D
+
+_FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
+_CAUSAL = _FULL.but(mask="causal")
+
+
+def _test_cases() -> tuple[Case, ...]:
+    """One query and one key, borders of tiles and their neighbours, every kind of band, of heads and of layout."""
+    sizes: tuple[tuple[int, int, int, int, dict[str, str]], ...] = (
+        (1, 1, 1, 64, {}),
+        (2, 3, 64, 64, {}),
+        (1, 2, 128, 128, {}),
+        (2, 2, 129, 128, {"keys": "1"}),
+        (1, 2, 1, 128, {"keys": "257"}),
+        (2, 1, 63, 64, {"keys": "65"}),
+        (1, 2, 200, 40, {"keys": "131"}),
+        (1, 3, 67, 8, {"keys": "190"}),
+        (1, 1, 300, 120, {"keys": "300"}),
+        (1, 2, 0, 64, {"keys": "5"}),
+        (2, 2, 70, 64, {"keys": "0"}),
+        (0, 2, 7, 64, {}),
+        (1, 2, 193, 128, {"mask": "causal"}),
+        (2, 2, 130, 64, {"mask": "causal", "keys": "259"}),
+        (1, 2, 259, 64, {"mask": "causal", "keys": "130"}),  # the first queries see no key
+        (1, 2, 384, 128, {"mask": "causal", "keys": "447"}),
+        (1, 2, 259, 128, {"mask": "top", "keys": "130"}),
+        (1, 2, 130, 128, {"mask": "top", "keys": "259"}),  # the last keys are seen by no query
+        (1, 2, 320, 64, {"window": "64_0"}),
+        (1, 2, 257, 128, {"window": "3_70", "keys": "300"}),
+        (1, 1, 200, 64, {"window": "0_0", "keys": "100"}),
+        (1, 4, 100, 64, {"kv": "1"}),
+        (2, 6, 150, 128, {"kv": "2", "mask": "causal"}),
+        (1, 2, 150, 64, {"scale": "neg"}),
+        (1, 2, 150, 128, {"scale": "neg", "mask": "causal"}),
+        (1, 2, 150, 64, {"scale": "small"}),
+        (1, 2, 150, 64, {"dlse": "yes"}),
+        (2, 4, 140, 128, {"dlse": "yes", "kv": "2", "mask": "causal"}),
+        (2, 2, 140, 64, {"dout": "expanded"}),
+        (2, 3, 140, 128, {"layout": "bshd", "mask": "causal"}),
+        (2, 2, 77, 64, {"layout": "pitched"}),
+        (2, 2, 77, 64, {"offset": "1"}),
+        (1, 140, 200, 64, {"keys": "330"}),
+        (2, 70, 330, 128, {"keys": "200", "mask": "causal"}),
+    )
+    return tuple(
+        Case.of(b, h, s, d, dtype=dtype, **variant) for dtype in ("bf16", "fp16") for b, h, s, d, variant in sizes
+    )
+
+
+def _inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
+    """dout: as q, and q, k and v as the forward pass has them, with its result and the logarithms of its rows' sums.
+
+    ``dlse.yes`` adds these logarithms' gradients, fp32 [B, H, Sq]. With ``dout.expanded`` one row is seen as all rows
+    of dout. Where hostile, dout grows with the result, so that a row's sum of products is large.
+    """
+    import torch
+
+    from kernel_twins.ops.attention import reference
+    from kernel_twins.ops.tensors import normal
+
+    q, k, v = shared.inputs(case, generator)
+    result, lse = torch.empty_like(q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    if q.numel():
+        result.copy_(reference.reference(case, (q, k, v), slice(None))[0])
+        lse.copy_(reference.lse_reference(case, (q, k, v), slice(None))[0])
+    if case.get("dout") == "expanded":
+        dout = normal(case.but(values=""), (1, 1, 1, q.shape[3]), generator).expand(q.shape)
+    else:
+        dout, _, _ = shared.inputs(case.but(values="", scale=""), generator)
+        if case.get("values") == "hostile":
+            dout += result
+    dlse = (torch.randn(lse.shape, generator=generator, device=generator.device),) if case.get("dlse") else ()
+    return dout, q, k, v, result, lse, *dlse
+
+
+def _outputs(case: Case) -> tuple[Output, ...]:
+    b, _, _, d = case.shape
+    keys = Output((b, shared.kv_heads_of(case), shared.keys_of(case), d), case.dtype)
+    return Output(case.shape, case.dtype), keys, keys
+
+
+def _accepts(case: Case) -> str:
+    return shared.accepts(case) or shared.plain(case)
+
+
+def _check(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    out: tuple[Tensor, Tensor, Tensor],
+    scale: float | None = None,
+    band: shared.Band | None = None,
+) -> None:
+    """dout, q, result: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], rows of D neighbours; lse, dlse: fp32 [B, H, Sq].
+
+    result and lse are what the forward pass gave; without dlse its gradient is 0. out: dq, dk and dv. Without them, the
+    scale is 1 / sqrt(D), and every query sees every key.
+    """
+    from kernel_twins.ops import tensors
+
+    operands = {"dout": dout, "q": q, "k": k, "v": v, "result": result}
+    for name, tensor in operands.items():
+        tensors.require_dtype(name, tensor, "bf16", "fp16")
+        tensors.require_same_dtype(name, tensor, "q", q)
+        tensors.require_rank(name, tensor, 4)
+        tensors.require_device(name, tensor, "q", q)
+        if tensor.stride(3) != 1 and tensor.shape[3] > 1:
+            raise ValueError(f"{name} has strides {tensor.stride()}, the last must be 1: call {name}.contiguous()")
+    batch, heads, queries, d = q.shape
+    if d % 8 or not 0 < d <= LARGEST_D:
+        raise ValueError(f"q has a head dimension of {d}, must be a multiple of 8 up to {LARGEST_D}: pad it with zeros")
+    kv_heads = k.shape[1]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"k has {kv_heads} heads, must divide q's {heads}: repeat them")
+    tensors.require_shape("k", k, (batch, kv_heads, k.shape[2], d), "batch and head dimension are q's")
+    tensors.require_shape("v", v, tuple(k.shape), "it has a row for each of k's")
+    for name in ("dout", "result"):
+        tensors.require_shape(name, operands[name], tuple(q.shape), "it has a row for each of q's")
+    for name, numbers in (("lse", lse), ("dlse", dlse)):
+        if numbers is not None:
+            tensors.require_dtype(name, numbers, "fp32")
+            tensors.require_shape(name, numbers, (batch, heads, queries), "it has a number for each query")
+            tensors.require_device(name, numbers, "q", q)
+            tensors.require_contiguous(name, numbers)
+            operands[name] = numbers
+    if not isinstance(out, tuple):
+        raise TypeError(f"out is a {type(out).__name__}, must be a tuple of 3 tensors: dq, dk, dv")
+    if len(out) != 3:
+        raise ValueError(f"out has {len(out)} tensors, must have 3: dq, dk, dv")
+    for index, (tensor, of) in enumerate(zip(out, ("q", "k", "v"), strict=True)):
+        name = f"out[{index}]"
+        tensors.require_tensor(name, tensor)
+        tensors.require_same_dtype(name, tensor, of, operands[of])
+        tensors.require_shape(name, tensor, tuple(operands[of].shape), f"it is the gradient of {of}")
+        tensors.require_device(name, tensor, "q", q)
+        tensors.require_contiguous(name, tensor)
+        for other, operand in operands.items():
+            tensors.require_apart(tensor, other, operand)
+        for before in range(index):
+            tensors.require_apart(out[before], name, tensor)
+
+
+def _bytes(case: Case) -> int:
+    """dout, q, k, v, the result and lse are read, and three gradients written."""
+    b, h, queries, d = case.shape
+    elements = b * (4 * h * queries + 4 * shared.kv_heads_of(case) * shared.keys_of(case)) * d
+    return elements * ITEMSIZE[case.dtype] + b * h * queries * 4
+
+
+# B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
+_SHAPES = tuple(
+    Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
+    for d in (128, 64)
+    for s in (512, 1_024, 2_048, 4_096, 8_192, 16_384)
+    for mask in ({}, {"mask": "causal"})
+)
+_HEADLINES = tuple(case for case in _SHAPES if case.shape[2] in (2_048, 8_192))
+_BENCH_CASES = tuple(case for case in _HEADLINES if case.shape[2] == 8_192)
+
+OP = Op(
+    name="attention_backward",
+    family="attention",
+    chapter=19,
+    title="Attention, backward",
+    summary="`dv = p^T dout`, `ds = p * (dout v^T - delta)`, `dq = scale ds k`, `dk = scale ds^T q`: five products of "
+    "tiles, as the scores are computed anew. A tile adds to gradients of queries and to gradients of keys, and no "
+    "block has both.",
+    rounds="Exponentials and the scores' gradients are rounded to the dtype before they are multiplied.",
+    deviation=deviation(0),
+    more_deviations=(deviation(1), deviation(2)),
+    inputs=_inputs,
+    hostile=True,
+    outputs=_outputs,
+    reference=description(0),
+    more_references=(description(1), description(2)),
+    check=_check,
+    accepts=_accepts,
+    options=shared.options,
+    test_cases=_test_cases(),
+    bench_cases=_BENCH_CASES,
+    wide_cases=tuple(case for case in _SHAPES if case not in _BENCH_CASES),
+    headline_cases=_HEADLINES,
+    size_axis=SizeAxis(
+        "S, sequence length",
+        lambda case: case.shape[2],
+        lambda case: f"D = {case.shape[3]}, {case.get('mask') or 'full'}",
+    ),
+    profile_case=_FULL,
+    ceiling="bf16",
+    flops=lambda case: 10 * case.shape[1] * shared.seen(case) * case.shape[3],  # five products of 2 D for each pair
+    bytes=_bytes,
+    baselines={
+        "torch": backward_baselines.flash,
+        "cudnn": backward_baselines.cudnn,
+        "flash4": backward_baselines.flash4,
+    },
+    differs=backward_baselines.differs,
+    exemplar=exemplar,
+    steps=(
+        Step(
+            name="v01_two_kernels",
+            predictions=(
+                Prediction("tensor_pipe", ">=", 15),
+                Prediction("ceiling_share", "<=", 40),
+                Prediction("bank_conflicts", "<=", 3, backends=("cuda",)),
+            ),
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
+        ),
+    ),
+)

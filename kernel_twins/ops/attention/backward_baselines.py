@@ -1,0 +1,143 @@
+"""The baselines of attention's gradients: PyTorch's kernels by name, and FlashAttention-4."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from kernel_twins.errors import UnavailableError
+from kernel_twins.ops.attention.flash4 import window_of
+from kernel_twins.ops.attention.shared import Band
+from kernel_twins.ops.baselines import imported
+from kernel_twins.spec import Case
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def differs(baseline: str, case: Case) -> str:
+    """Kernels hide keys before they scale scores, so that a negative scale makes inf of -inf."""
+    return "a negative scale makes NaN" if case.get("scale") == "neg" else ""
+
+
+def _require(name: str, q: Tensor, dlse: Tensor | None) -> None:
+    if not q.is_cuda:
+        raise UnavailableError(f"{name} is for tensors on a GPU")
+    if dlse is not None:
+        raise UnavailableError(f"{name} takes no gradient of the rows' logarithms")
+
+
+def _is_aligned(tensor: Tensor) -> bool:
+    return tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:3])
+
+
+def flash(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    out: Any,
+    scale: float,
+    band: Band,
+) -> Gradients:
+    """PyTorch's FlashAttention-2 kernel, which takes what the forward pass saved, and windows."""
+    import torch
+
+    _require("PyTorch's FlashAttention-2", q, dlse)
+    before, behind = window_of(band, q.shape[2], k.shape[2], False)
+    if min(before or 0, behind or 0) < 0 or 0 in (*q.shape, *k.shape):
+        raise UnavailableError("PyTorch's FlashAttention-2 takes windows that hold the query's own key")
+    if not all(map(_is_aligned, (dout, q, k, v, result))):
+        raise UnavailableError("PyTorch's FlashAttention-2 takes rows that start at multiples of 16 bytes")
+    none = q.new_empty(0, dtype=torch.int64)  # the state of its dropout
+    found = torch.ops.aten._flash_attention_backward(
+        *(each.transpose(1, 2) for each in (dout, q, k, v, result)),
+        lse.masked_fill(lse == -math.inf, math.inf),
+        None,
+        None,
+        q.shape[2],
+        k.shape[2],
+        0.0,
+        before is None and behind == 0,
+        none,
+        none,
+        scale=scale,
+        window_size_left=-1 if before is None else before,
+        window_size_right=-1 if behind is None else behind,
+    )
+    dq, dk, dv = (each.transpose(1, 2) for each in found)
+    return dq, dk, dv
+
+
+def cudnn(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    out: Any,
+    scale: float,
+    band: Band,
+) -> Gradients:
+    """cuDNN's kernel behind scaled_dot_product_attention: every key, or as many as PyTorch's ``is_causal`` shows."""
+    import torch
+
+    _require("cuDNN", q, dlse)
+    queries, keys = q.shape[2], k.shape[2]
+    full, causal = band[0] <= 1 - queries and band[1] >= keys - 1, band[0] <= 1 - queries and band[1] == 0
+    if not (full or causal) or 0 in (*q.shape, *k.shape):
+        raise UnavailableError("cuDNN is called without a mask, or with PyTorch's is_causal")
+    if not all(map(_is_aligned, (dout, q, k, v, result))):
+        raise UnavailableError("cuDNN takes rows that start at multiples of 16 bytes")
+    none = torch.zeros((), dtype=torch.int64, device=q.device)  # the state of its dropout
+    try:
+        dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+            dout, q, k, v, result, lse[..., None], none, none, None, None, None, queries, keys, 0.0,
+            causal and not full, scale=scale,
+        )  # fmt: skip
+    except RuntimeError as error:
+        raise UnavailableError("cuDNN does not take these operands") from error
+    return dq, dk, dv
+
+
+def flash4(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    out: Any,
+    scale: float,
+    band: Band,
+) -> Gradients:
+    """FlashAttention-4's kernels for Hopper, by the function behind its autograd."""
+    _require("FlashAttention-4", q, None)
+    try:
+        module = imported("flash_attn.cute.interface")
+    except ImportError as error:
+        raise UnavailableError("flash-attn-4 is not installed: pip install flash-attn-4==4.0.0b36") from error
+    before, behind = window_of(band, q.shape[2], k.shape[2], False)
+    causal = before is None and behind == 0
+    found = module._flash_attn_bwd(
+        *(each.transpose(1, 2) for each in (q, k, v, result, dout)),
+        lse,
+        softmax_scale=scale,
+        causal=causal,
+        window_size_left=None if causal else before,
+        window_size_right=None if causal else behind,
+        dlse=dlse,
+    )
+    dq, dk, dv = (each.transpose(1, 2) for each in found[:3])
+    return dq, dk, dv
