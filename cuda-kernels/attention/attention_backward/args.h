@@ -7,8 +7,8 @@
 
 #include "attention/attention/args.h"
 
-// With s = scale * q @ k^T, p = exp(s - lse), 0 for a hidden key, and delta = sum(dout * result) - dlse of a row:
-// ds = p * (dout @ v^T - delta), dq = scale * ds @ k, dk = scale * ds^T @ q, dv = p^T @ dout.
+// With s = scale * q @ k^T, p = exp(s - lse), 0 for a hidden key, and delta = sum(dout * result) - dlse of a
+// row: ds = p * (dout @ v^T - delta), dq = scale * ds @ k, dk = scale * ds^T @ q, dv = p^T @ dout.
 struct AttentionBackwardArgs {
   const void* dout;    // [B, H, Sq, D]
   const void* q;       // [B, H, Sq, D]

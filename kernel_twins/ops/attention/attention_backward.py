@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LARGEST_D = shared.LARGEST_PLAIN_D
 
+_TRANSPOSED_GAP = "tl.dot takes its operands from where the compiler puts them."
+
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
 _CAUSAL = _FULL.but(mask="causal")
 
@@ -223,9 +225,50 @@ OP = Op(
                 Prediction("ceiling_share", "<=", 40),
                 Prediction("bank_conflicts", "<=", 3, backends=("cuda",)),
             ),
+            accepts=shared.plain,
             launches=3,
             helpers=("attention_backward_delta_kernel",),
-            promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
+            promises={80: (ptx.MMA,), 90: (ptx.WGMMA,)},
+        ),
+        Step(
+            name="v02_tma",
+            predictions=(
+                Prediction("time", "<=", 0.5, relative=True, backends=("cuda",)),
+                Prediction("tensor_pipe", ">=", 55, backends=("cuda",)),
+                Prediction("time", "<=", 1.0, relative=True, backends=("triton",)),
+            ),
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
+        ),
+        Step(
+            name="v03_one_pass",
+            predictions=(
+                Prediction("time", "==", 0.97, relative=True, tolerance=0.05, backends=("cuda",)),
+                Prediction("instructions", "<=", 0.85, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 1.1, relative=True, backends=("triton",)),
+            ),
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            deterministic=False,
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
+        ),
+        Step(
+            name="v04_transposed",
+            predictions=(
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.03),
+                Prediction("bank_conflicts", "<=", 3),
+            ),
+            no_triton=_TRANSPOSED_GAP,
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            deterministic=False,
         ),
     ),
 )

@@ -1,0 +1,216 @@
+// attention_backward v03_one_pass: one kernel computes all three gradients, and adds its part of dq to
+// memory.
+//
+// Change:   the block of keys multiplies ds by its keys, too, and adds the products to an fp32 dq in global
+// memory:
+//           from shared memory, by the copy engine. A small kernel scales and rounds that sum. v02 had a
+//           second kernel for dq, which computed all scores and all products of dout and v again.
+// Why:      five products of tiles are needed, not seven, and exponentials are taken once. The sums in memory
+// take
+//           no time of the warps: L2 adds what the copy engine sends. Their order changes from run to run,
+//           and with it dq's last bits. Fragments lie in that memory as threads hold them, so that all of it
+//           is contiguous.
+// Counter:  instructions and time fall; l2_bytes rises.
+// Requires: as v02.
+// Source:   Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1; PTX ISA, "cp.reduce.async.bulk".
+// Twin:     triton-kernels/attention/attention_backward/v03_one_pass.py
+#include "delta.cuh"
+#include "lib/ptx/reduce.cuh"
+#include "tiles.cuh"
+
+constexpr int WARPGROUPS = 2;  // all alike, TILE_ROWS keys each
+constexpr int BLOCK = WARPGROUPS * TILE_ROWS;
+constexpr int STAGES = 2;
+constexpr int THREADS = WARPGROUPS * WARPGROUP;
+constexpr int PART = TILE_ROWS * 64;         // sums of dq in a panel of 64 columns
+constexpr int QUADS = PART / 4 / WARPGROUP;  // four neighbours in a thread's sums
+constexpr int ROUNDING_THREADS = 256;
+
+// WIDTH is D, padded to whole panels.
+template <int WIDTH>
+struct Shared {
+  uint8_t k[WARPGROUPS][WIDTH / 64][TILE_BYTES], v[WARPGROUPS][WIDTH / 64][TILE_BYTES];
+  uint8_t q[STAGES][WIDTH / 64][TILE_BYTES], dout[STAGES][WIDTH / 64][TILE_BYTES];
+  uint8_t p[WARPGROUPS][TILE_BYTES], ds[WARPGROUPS][TILE_BYTES];  // [queries, keys]
+  float4 dq[WARPGROUPS][QUADS][WARPGROUP];
+  uint64_t own_full, full[STAGES];  // complete when tiles have come
+  uint64_t empty[STAGES];           // complete when all warpgroups have multiplied a stage
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Starts a warpgroup's part of ds @ k: of 128 columns it has 64, for all keys; of 64 all, for its own keys.
+template <typename T, int WIDTH>
+__device__ inline void multiply_pairs(float (&dq)[QUADS * 4], Shared<WIDTH>& shared, int warpgroup) {
+#pragma unroll
+  for (int i = 0; i < WIDTH / 64; ++i) {
+    const int source = WIDTH == 128 ? i : warpgroup;
+    const uint64_t ds_tile = wgmma_tile(shared.ds[source]);
+    const uint64_t k_panel = wgmma_tile(shared.k[source][WIDTH == 128 ? warpgroup : 0]);
+#pragma unroll
+    for (int step = 0; step < TILE_ROWS / 16; ++step)
+      wgmma_m64k16<64, T, false, false>(dq, ds_tile + step * 2, k_panel + step * (16 * ROW_BYTES / 16),
+                                        i + step > 0);
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+// All gradients of BLOCK keys. sums: fp32 [B, heads, tiles of queries, WIDTH / 64, PART], zero at first; the
+// sums of dq, not scaled, in the order of QUADS and threads.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(THREADS, 1)
+    attention_backward_v03_one_pass_kernel(const __grid_constant__ BackwardProblem problem, float* sums) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
+  const int thread = threadIdx.x % WARPGROUP;
+  const int blocks = (problem.Sk + BLOCK - 1) / BLOCK;
+  const int number = blockIdx.x / blocks;  // of the head of keys, over all batches
+  const int kv_head = number % problem.kv_heads, batch = number / problem.kv_heads;
+  const int block_key = blockIdx.x % blocks * BLOCK;
+  const QueryWalk walk = queries_of(problem, block_key, BLOCK);
+  const int visits = walk.tiles * problem.group;
+
+  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.tiles; };
+  const auto row_of = [&](int i) { return (walk.first + i % walk.tiles) * TILE_ROWS; };
+  const auto fetch_queries = [&](int i) {
+    const int stage = i % STAGES;
+    fetch(shared.q[stage], &problem.q, row_of(i), head_of(i), batch, &shared.full[stage]);
+    fetch(shared.dout[stage], &problem.dout, row_of(i), head_of(i), batch, &shared.full[stage]);
+  };
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.own_full, 2 * WARPGROUPS);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(&shared.full[stage], 2);
+      mbarrier_init(&shared.empty[stage], WARPGROUPS);
+    }
+    fence_mbarrier_init();
+    for (int i = 0; i < WARPGROUPS && visits > 0; ++i) {
+      fetch(shared.k[i], &problem.k, block_key + i * TILE_ROWS, kv_head, batch, &shared.own_full);
+      fetch(shared.v[i], &problem.v, block_key + i * TILE_ROWS, kv_head, batch, &shared.own_full);
+    }
+    for (int i = 0; i < min(STAGES, visits); ++i) fetch_queries(i);
+  }
+  __syncthreads();  // for the barriers
+
+  const int first_key = block_key + warpgroup * TILE_ROWS;
+  const int in_tile = thread / 32 * 16 + thread % 32 / 4;  // the thread's first row
+  const uint64_t k_tile = wgmma_tile(shared.k[warpgroup]), v_tile = wgmma_tile(shared.v[warpgroup]);
+  const uint64_t p_tile = wgmma_tile(shared.p[warpgroup]), ds_tile = wgmma_tile(shared.ds[warpgroup]);
+  float dk[WIDTH / 2] = {}, dv[WIDTH / 2] = {};
+  if (visits > 0) mbarrier_wait_parity(&shared.own_full, 0);  // for the keys and values
+  for (int i = 0; i < visits; ++i) {
+    const int stage = i % STAGES;
+    const int row = row_of(i) + in_tile;
+    const int64_t head = static_cast<int64_t>(batch) * problem.heads + head_of(i);
+    const int64_t place = head * problem.padded + row;
+    const float lse[2] = {problem.lse[place], problem.lse[place + 8]};
+    const float delta[2] = {problem.delta[place], problem.delta[place + 8]};
+    const uint64_t q_tile = wgmma_tile(shared.q[stage], TILE_BYTES);
+    const uint64_t dout_tile = wgmma_tile(shared.dout[stage], TILE_BYTES);
+
+    float scores[TILE_ROWS / 2], dp[TILE_ROWS / 2];
+    mbarrier_wait_parity(&shared.full[stage], i / STAGES % 2);  // for the stage's queries
+    wgmma_fence();
+    multiply_rows<T, WIDTH>(scores, q_tile, k_tile);
+    multiply_rows<T, WIDTH>(dp, dout_tile, v_tile);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();  // for both products
+    wgmma_hold(scores);
+    wgmma_hold(dp);
+    if (hides(problem, row_of(i), first_key)) hide(scores, problem, row, first_key + thread % 4 * 2);
+    differentiate(scores, dp, lse, delta, problem.factor);
+    store_pairs<T>(shared.p[warpgroup], scores);
+    store_pairs<T>(shared.ds[warpgroup], dp);
+    fence_proxy_async();  // shows them to wgmma
+    __syncthreads();      // for the pairs of all warpgroups
+
+    float dq[QUADS * 4];
+    wgmma_fence();
+    multiply_pairs<T, WIDTH>(dq, shared, warpgroup);
+    multiply_columns<T, WIDTH>(dv, p_tile, dout_tile);
+    multiply_columns<T, WIDTH>(dk, ds_tile, q_tile);
+    wgmma_commit_group();
+    if (thread == 0) bulk_wait_group_read<0>();  // for dq's earlier part to have left shared memory
+    wgmma_wait_group<0>();                       // for all products
+    wgmma_hold(dq);
+    wgmma_hold(dv);
+    wgmma_hold(dk);
+    __syncthreads();  // for all reads of pairs, before they are overwritten, and for thread 0's wait
+#pragma unroll
+    for (int j = 0; j < QUADS; ++j)
+      shared.dq[warpgroup][j][thread] = {dq[j * 4], dq[j * 4 + 1], dq[j * 4 + 2], dq[j * 4 + 3]};
+    fence_proxy_async();                           // shows them to the copy engine
+    named_barrier_sync(1 + warpgroup, WARPGROUP);  // for all threads' sums
+    if (thread == 0) {
+      const int64_t tile = head * (problem.padded / TILE_ROWS) + row_of(i) / TILE_ROWS;
+      const int panel = WIDTH == 128 ? warpgroup : 0;
+      bulk_reduce_add(sums + (tile * (WIDTH / 64) + panel) * PART, &shared.dq[warpgroup][0][0].x,
+                      PART * sizeof(float));
+      bulk_commit_group();
+      mbarrier_arrive(&shared.empty[stage]);
+    }
+    if (threadIdx.x == 0 && i + STAGES < visits) {
+      mbarrier_wait_parity(&shared.empty[stage], i / STAGES % 2);  // for all warpgroups
+      fetch_queries(i + STAGES);
+    }
+    __syncwarp();  // thread 0 has diverged
+  }
+  const int64_t place = static_cast<int64_t>(number) * problem.Sk;
+  store_rows<T, WIDTH>(problem.dk, dk, problem.scale, place, first_key + in_tile, problem.Sk, problem.D);
+  store_rows<T, WIDTH>(problem.dv, dv, 1.0f, place, first_key + in_tile, problem.Sk, problem.D);
+  if (thread == 0) bulk_wait_group_read<0>();  // shared memory ends with the block
+#endif
+}
+
+// dq from its sums: a thread has four of them, two neighbours in each of two rows.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(ROUNDING_THREADS)
+    attention_backward_v03_one_pass_rounding_kernel(const __grid_constant__ BackwardProblem problem,
+                                                    const float4* sums) {
+  const int64_t at = int64_t{blockIdx.x} * ROUNDING_THREADS + threadIdx.x;
+  const int thread = at % WARPGROUP, quad = at / WARPGROUP % QUADS;
+  const int panel = at / (WARPGROUP * QUADS) % (WIDTH / 64);
+  const int64_t tile = at / (WARPGROUP * QUADS * (WIDTH / 64));  // over all heads
+  const int tiles = problem.padded / TILE_ROWS;
+  const int row = tile % tiles * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
+  const int column = panel * 64 + quad * 8 + thread % 4 * 2;
+  if (column >= problem.D) return;
+  const float4 found = sums[at];
+  T* line = static_cast<T*>(problem.dq) + (tile / tiles * problem.Sq + row) * problem.D + column;
+  const float scale = problem.scale;
+  if (row < problem.Sq)
+    *reinterpret_cast<uint32_t*>(line) = rounded_pair<T>(found.x * scale, found.y * scale);
+  if (row + 8 < problem.Sq)
+    *reinterpret_cast<uint32_t*>(line + 8 * problem.D) = rounded_pair<T>(found.z * scale, found.w * scale);
+}
+
+void attention_backward_v03_one_pass(const AttentionBackwardArgs& args) {
+  dispatch_heads(args, [&]<typename T, int WIDTH>() {
+    BackwardProblem problem = problem_of(args, cdiv(args.Sq, TILE_ROWS) * TILE_ROWS);
+    const int64_t heads = args.B * args.H, numbers = heads * problem.padded * WIDTH;
+    float* sums = nullptr;
+    if (numbers > 0) {
+      const QueryTerms terms = query_terms<T>(args, problem.padded);
+      problem.lse = terms.lse2;
+      problem.delta = terms.delta;
+      sums = static_cast<float*>(args.memory->workspace(numbers * sizeof(float)));
+      CUDA_CHECK(cudaMemsetAsync(sums, 0, numbers * sizeof(float), args.stream));
+    }
+    if (args.B * args.H_KV * args.Sk > 0) {
+      const auto kernel = attention_backward_v03_one_pass_kernel<T, WIDTH>;
+      allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
+      kernel<<<blocks_of(args.B * args.H_KV, args.Sk, cdiv(args.Sk, BLOCK)), THREADS, sizeof(Shared<WIDTH>),
+               args.stream>>>(problem, sums);
+      CUDA_CHECK(cudaGetLastError());
+    }
+    if (numbers > 0) {
+      const unsigned grid = blocks_of(heads, args.Sq, problem.padded * WIDTH / 4 / ROUNDING_THREADS);
+      attention_backward_v03_one_pass_rounding_kernel<T, WIDTH>
+          <<<grid, ROUNDING_THREADS, 0, args.stream>>>(problem, reinterpret_cast<const float4*>(sums));
+      CUDA_CHECK(cudaGetLastError());
+    }
+  });
+}

@@ -1,0 +1,18 @@
+// Reductions into global memory by the copy engine. Compute capability 9.0.
+#pragma once
+
+#include <cstdint>
+
+#include "lib/common.cuh"
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+// PTX ISA, "cp.reduce.async.bulk". Called by one thread; adds fp32 numbers of shared memory to global ones.
+// Both addresses and `bytes` are multiples of 16. Counts as a store for bulk_commit_group.
+__device__ inline void bulk_reduce_add(float* global, const float* shared, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+#endif  // 9.0
