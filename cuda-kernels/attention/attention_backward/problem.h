@@ -50,7 +50,7 @@ inline BackwardProblem problem_of(const AttentionBackwardArgs& args, int padded)
   problem.dv = args.dv;
   problem.heads = args.H;
   problem.kv_heads = args.H_KV;
-  problem.group = args.H / args.H_KV;
+  problem.group = args.H / std::max<int64_t>(args.H_KV, 1);
   problem.Sq = args.Sq;
   problem.Sk = args.Sk;
   problem.D = args.D;

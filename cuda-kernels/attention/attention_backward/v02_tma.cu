@@ -1,19 +1,18 @@
 // attention_backward v02_tma: TMA brings whole tiles, and wgmma multiplies them where they lie.
 //
 // Change:   one thread starts the copies of tiles by the tensor memory accelerator (TMA, the copy engine),
-// two
-//           tiles ahead, and mbarriers say when they have arrived. In the kernel of keys a warpgroup, four
-//           warps together, owns 64 keys: it multiplies 64 queries by them, and stores p and ds to shared
-//           memory, from where wgmma takes them transposed. In the kernel of queries it owns 64 queries, and
-//           ds stays in registers as wgmma's first operand. v01's warps loaded fragments for mma.sync.
-// Why:      no other instruction than wgmma reaches the tensor cores' full rate. The copy engine takes care
-// of
-//           addresses, edges and swizzle. A tile of queries serves as both operands that it is needed as: its
-//           rows run along D, and wgmma reads them along either dimension.
+//           two tiles ahead, and mbarriers say when they have arrived. In the kernel of keys a warpgroup,
+//           four warps together, owns 64 keys: it multiplies 64 queries by them, and stores p and ds to
+//           shared memory, from where wgmma takes them transposed. In the kernel of queries it owns 64
+//           queries, and ds stays in registers as wgmma's first operand. v01's warps loaded fragments for
+//           mma.sync.
+// Why:      no other instruction than wgmma reaches the tensor cores' full rate. The copy engine takes
+//           care of addresses, edges and swizzle. A tile of queries serves as both operands that it is
+//           needed as: its rows run along D, and wgmma reads them along either dimension.
 // Counter:  instructions and time fall; tensor_pipe rises.
-// Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 128; D and strides
-// that
-//           are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
+// Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 128; D and
+//           strides that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are
+//           refused.
 // Source:   PTX ISA, "wgmma.mma_async" and "cp.async.bulk.tensor"; Shah et al., "FlashAttention-3" (2024).
 // Twin:     triton-kernels/attention/attention_backward/v02_tma.py
 #include "attention/attention/walk.cuh"
@@ -62,7 +61,7 @@ __device__ inline void init_barriers(Shared& shared, int own) {
 // dk and dv of BLOCK keys, from all queries that see them.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(THREADS, 1)
-    attention_backward_v02_tma_keys_kernel(const __grid_constant__ BackwardProblem problem) {
+    attention_backward_v02_tma_kernel(const __grid_constant__ BackwardProblem problem) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t dynamic[];
   KeysShared<WIDTH>& shared = *reinterpret_cast<KeysShared<WIDTH>*>(dynamic);
@@ -237,7 +236,7 @@ void attention_backward_v02_tma(const AttentionBackwardArgs& args) {
       CUDA_CHECK(cudaGetLastError());
     }
     if (args.B * args.H_KV * args.Sk > 0) {
-      const auto kernel = attention_backward_v02_tma_keys_kernel<T, WIDTH>;
+      const auto kernel = attention_backward_v02_tma_kernel<T, WIDTH>;
       allow_shared_memory(kernel, sizeof(KeysShared<WIDTH>));
       kernel<<<blocks_of(args.B * args.H_KV, args.Sk, cdiv(args.Sk, BLOCK)), THREADS,
                sizeof(KeysShared<WIDTH>), args.stream>>>(problem);

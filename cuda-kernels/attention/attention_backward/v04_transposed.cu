@@ -1,17 +1,17 @@
 // attention_backward v04_transposed: scores are computed transposed, so that p and ds stay in registers.
 //
-// Change:   a warpgroup multiplies its 64 keys by 64 queries, and its values by dout: rows are keys. p and ds
-// then lie
-//           in registers just as wgmma wants its first operand for dv and dk. Of both only ds goes to shared
-//           memory, for dq, which takes it from there transposed. lse and delta are numbers of columns now,
-//           and come with the stage's queries. v03 stored p, too, and read both pairs of tiles from there.
+// Change:   a warpgroup multiplies its 64 keys by 64 queries, and its values by dout: rows are keys. p and
+//           ds then lie in registers just as wgmma wants its first operand for dv and dk. Of both only ds
+//           goes to shared memory, for dq, which takes it from there transposed. lse and delta are numbers
+//           of columns now, and come with the stage's queries. v03 stored p, too, and read both pairs of
+//           tiles from there.
 // Why:      at this size of tiles shared memory is busier than the tensor cores: operands in registers are
-// not read
-//           from it, and half of the stores fall away.
+//           not read from it, and half of the stores fall away.
 // Counter:  instructions fall; time stays: what was saved lies between waits, where nothing overlaps yet.
 // Requires: as v03.
 // Source:   Shah et al., "FlashAttention-3" (2024), hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp, whose
-// SdP_swapAB it is. Twin:     none: tl.dot takes both operands from where the compiler puts them.
+//           SdP_swapAB it is.
+// Twin:     none: tl.dot takes both operands from where the compiler puts them.
 #include "delta.cuh"
 #include "lib/ptx/reduce.cuh"
 #include "lib/ptx/wgmma_registers.cuh"

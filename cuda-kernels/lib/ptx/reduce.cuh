@@ -1,4 +1,4 @@
-// Reductions into global memory by the copy engine. Compute capability 9.0.
+// Reductions into global memory. Compute capability 9.0.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,13 @@
 __device__ inline void bulk_reduce_add(float* global, const float* shared, uint32_t bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
                "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
+// PTX ISA, "red". Adds four fp32 numbers to global ones, whose address is a multiple of 16; returns nothing.
+__device__ inline void reduce_add(float4* global, float4 value) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(value.x), "f"(value.y),
+               "f"(value.z), "f"(value.w)
                : "memory");
 }
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 LARGEST_D = shared.LARGEST_PLAIN_D
 
+_GLUON_TO_COME = "No such step has been written in Gluon."
+_REDUCTION_GAP = "Triton's atomic additions are those of v03 already."
 _TRANSPOSED_GAP = "tl.dot takes its operands from where the compiler puts them."
 
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
@@ -269,6 +271,47 @@ OP = Op(
             launches=3,
             helpers=("attention_backward_delta_kernel",),
             deterministic=False,
+        ),
+        Step(
+            name="v05_warp_specialized",
+            predictions=(
+                Prediction("time", "<=", 0.88, relative=True),
+                Prediction("tensor_pipe", ">=", 60),
+            ),
+            no_triton=_GLUON_TO_COME,
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            deterministic=False,
+        ),
+        Step(
+            name="v06_overlapped",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True),
+                Prediction("instructions", "==", 1.0, relative=True, tolerance=0.03),
+            ),
+            no_triton=_GLUON_TO_COME,
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            deterministic=False,
+        ),
+        Step(
+            name="v07_register_reduction",
+            predictions=(
+                Prediction("time", "==", 0.97, relative=True, tolerance=0.02),
+                Prediction("time", "==", 0.955, relative=True, tolerance=0.02, case=_CAUSAL),
+                Prediction("instructions", "<=", 1.0, relative=True),
+            ),
+            no_triton=_REDUCTION_GAP,
+            arch="==9.0a",
+            accepts=shared.plain_copyable,
+            launches=3,
+            helpers=("attention_backward_delta_kernel",),
+            deterministic=False,
+            wide=True,
         ),
     ),
 )
