@@ -418,6 +418,8 @@ def test_a_comment_does_not_change_the_source_digest(tmp_path: Path, monkeypatch
         ("cuda", "void softmax_v01_first(const Args&);\n"),
         ("triton", "from kernel_twins._triton.softmax.softmax.v01_first import f\n"),
         ("triton", "def g():\n    from kernel_twins._triton.softmax.softmax.v01_first import f\n"),
+        ("triton", "from kernel_twins._triton.softmax.softmax import v01_first\n"),
+        ("triton", "from kernel_twins._triton.softmax.softmax import (\n    other as o,\n    v01_first as f,\n)\n"),
     ],
 )
 def test_the_source_digest_covers_the_steps_that_code_is_taken_from(

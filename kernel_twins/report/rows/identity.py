@@ -1,9 +1,10 @@
 """Which code a measurement belongs to: a digest of a step's source and one of what the compiler made of it.
 
 The source's digest ignores comments, layout and the paths of files, so that a move changes none, and can be taken
-anywhere; it covers the files of other steps that a step takes kernels from, or leaves some shapes to. The binary's
-digest (normalized SASS, or PTX for Triton) pins headers, flags and configuration; the committed static rows hold it, so
-that it can be compared where nothing is compiled. A row whose digests are not those of the tree is stale.
+anywhere; it covers the files of other steps that a step takes kernels from, or leaves some shapes to, and in Triton the
+modules beside them that they import. The binary's digest (normalized SASS, or PTX for Triton) pins headers, flags and
+configuration; the committed static rows hold it, so that it can be compared where nothing is compiled. A row whose
+digests are not those of the tree is stale.
 
 Earlier rules hashed include lines and module paths, and missed kernels that a function imports as it runs.
 ``profiling/data/rekeyed.csv`` pairs their digests with those of the rule that followed, both of the same tree.
@@ -32,10 +33,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]  # from a line and column to othe
 _CUDA_NOISE = re.compile(r'("(?:\\.|[^"\\])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"\n]+)"', re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*from kernel_twins\.?(\S*) import (\([^)]*\)|.*)", re.MULTILINE)
-_OTHER_STEP = {
-    "cuda": re.compile(r"\b([a-z]\w*?)_(v\d\d_\w+)\("),  # a launcher's name
-    "triton": re.compile(r"^[ \t]*from kernel_twins\._triton\.\w+\.(\w+)\.(\w+) import\b", re.MULTILINE),
-}
+_LAUNCHER = re.compile(r"\b([a-z]\w*?)_(v\d\d_\w+)\(")
 _READ_BY_TRITON = ("tl.", "gl.")  # annotations that it compiles by, such as tl.constexpr and tl.int64
 _NO_CODE = {tokenize.COMMENT, tokenize.NL}
 _BLOCKS = {tokenize.INDENT: "{", tokenize.DEDENT: "}"}  # what is in a loop and what is not is code
@@ -73,9 +71,20 @@ def _closure(files: Iterable[Path], named: Callable[[Path], Iterable[Path]]) -> 
 
 
 def _named(text: str, backend: str) -> Iterator[Path]:
-    """The files of other steps that a text takes code from."""
-    files = (step_file(op, step, backend) for op, step in _OTHER_STEP[backend].findall(text) if op in OPS)
+    """The files of other steps that a text takes code from; of Triton also what else lies in steps' folders."""
+    named = _LAUNCHER.findall(text) if backend == "cuda" else _modules(text)
+    files = (step_file(op, step, backend) for op, step in named if op in OPS)
     return (file for file in files if file.exists())
+
+
+def _modules(text: str) -> Iterator[tuple[str, str]]:
+    """Operation and module of what a Triton file imports from steps' folders: a module's names, or the module."""
+    for module, names in _IMPORT.findall(text):
+        match module.split("."):
+            case "_triton", _, op, name:
+                yield op, name
+            case "_triton", _, op:
+                yield from ((op, name) for name in re.findall(r"\w+", names))
 
 
 def reached(files: Iterable[Path]) -> set[Path]:
