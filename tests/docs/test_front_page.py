@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from kernel_twins import OPS
-from kernel_twins.report.pages import front
+from kernel_twins.report.calls import sampled_table
+from kernel_twins.report.pages import checks, front
 from kernel_twins.report.rows import store
+from kernel_twins.report.rows.libraries import LIBRARIES
 from tests import browser
 
 README = store.ROOT / "README.md"
@@ -61,6 +63,12 @@ def test_its_diff_is_of_two_files_that_are_there() -> None:
     assert {*added} <= new and {*removed} <= old - new
     assert any(line not in old for line in added)
     assert f"{op.file(before.name, 'cuda')})" in text and f"{op.file(name, 'cuda')})" in text
+
+
+def test_its_alternatives_are_those_that_have_times() -> None:
+    (told,) = re.findall(r"Alternatives are (.*?);", README.read_text(), re.DOTALL)
+    sampled = sampled_table.taking_part(sampled_table.read(checks.FOLDER))
+    assert [library.title for library in LIBRARIES.values() if library.title in told] == sampled
 
 
 @browser.needed

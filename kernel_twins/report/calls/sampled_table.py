@@ -331,16 +331,28 @@ def _told(folder: Path, table: pd.DataFrame) -> list[str]:
     more = [f"{gone} older, or of other code, machine or versions"] * (gone > 0)
     more += [f"{begun} not finished"] * (begun > 0)
     older = f" Recordings that are not shown: {', '.join(more)}." if more else ""
+    others = _listed(["PyTorch", *taking_part(table)])
     return [
         "A line is a public function (docs/functions.md) and a pass, a column "
         f"the `backend` that was asked for. A figure is how many times as fast it was, at {CASES} cases that a seed "
-        "drew, as the best of the others: PyTorch, Liger-Kernel and quack-kernels, where they serve the case, and at "
-        "every third case torch.compile. It is the GPU's time. Each of our results was compared with float64 first: "
-        "one that is wrong, or could not be judged, has no time, counts as the worst, and is not in the mean."
+        f"drew, as the best of the others: {others}, where they serve the case, and at every third case torch.compile. "
+        "It is the GPU's time. Each of our results was compared with float64 first: one that is wrong, or could not be "
+        "judged, has no time, counts as the worst, and is not in the mean."
         f"{_refused(table)}",
         "",
         f"Recorded in {told}, whose id gives the seed.{older}{_absent(table)}{_changed(folder)}",
     ]
+
+
+def taking_part(table: pd.DataFrame) -> list[str]:
+    """The titles of the libraries that had a time somewhere."""
+    timed = {*table["backend"][table["status"] == "ok"]}
+    return [library.title for name, library in LIBRARIES.items() if name in timed]
+
+
+def _listed(titles: list[str]) -> str:
+    *first, last = titles
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _refused(table: pd.DataFrame) -> str:
@@ -362,9 +374,9 @@ def _absent(table: pd.DataFrame) -> str:
     """The libraries that had a time nowhere in a recording, of those with a kernel for one of its functions."""
     told = ""
     for run, rows in table.groupby("run", sort=False):
-        timed = set(rows["backend"][rows["status"] == "ok"])
         drawn = {op for function in {*rows["function"]} for op in FUNCTIONS[function].drawn}
         serving = {name for op in drawn for name in ops.get(op).baselines}
-        if absent := [each.title for name, each in LIBRARIES.items() if name in serving - timed]:
-            told += f" In `{run}`, {' and '.join(absent)} took no part."
+        titles = [each.title for name, each in LIBRARIES.items() if name in serving]
+        if absent := [title for title in titles if title not in taking_part(rows)]:
+            told += f" In `{run}`, {_listed(absent)} took no part."
     return told
