@@ -17,6 +17,7 @@ from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.matmul import contest_judge  # noqa: E402
 from kernel_twins.functional.sampled import Forward  # noqa: E402
 from kernel_twins.functional.softmax.contest import _OfResult  # noqa: E402
+from kernel_twins.ops.attention.reference import visible  # noqa: E402
 from kernel_twins.report.calls import sampled_contests, sampled_timing  # noqa: E402
 from kernel_twins.report.calls.functions import FUNCTIONS  # noqa: E402
 from kernel_twins.report.calls.sampled_cases import CONTESTS  # noqa: E402
@@ -181,6 +182,36 @@ def test_libraries_kernels_are_given_what_their_operation_takes(direction, monke
             entrant.call()
 
 
+@pytest.mark.parametrize("function", ["attention", "scaled_dot_product_attention"])
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_flash4_is_given_attention_and_both_its_results_are_judged(function, factor, monkeypatch) -> None:
+    asked, torchs = [], OPS["attention"].baselines["torch"]
+    assert torchs is not None
+
+    def flash4(q, k, v, *, out, scale, band, **options):
+        asked.append((q, k, v))
+        results, _ = torchs(q, k, v, out=out, scale=scale, band=band)
+        scores = scale * q.float() @ k.float().repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+        hidden = ~visible(band, q.shape[2], k.shape[2], q.device)
+        return results, factor * scores.masked_fill(hidden, -math.inf).logsumexp(-1)
+
+    monkeypatch.setitem(OPS["attention"].baselines, "flash4", flash4)
+    for slug in SMALL[function]:
+        problem = Problem(function, Case.parse(slug), 1, device="cpu", sets=1)
+        assert "flash4" in problem.names("forward")
+        entrant = problem.entrant("flash4", "forward", 0)
+        told = sampled_contests.judged(entrant, entrant.trial())
+        assert told == "ok" if factor == 1 else told.startswith("wrong: out[1]: "), told
+        entrant.call()
+        assert all(map(torch.equal, asked.pop(), problem.operands[0]))
+
+
+def test_flash4_takes_no_part_in_gradients_that_no_operation_computes() -> None:
+    problem = Problem("attention", Case.parse(SMALL["attention"][0]), 1, "cpu", 1)
+    assert problem.names("backward") == ["torch", "cuda", "triton", "auto"]
+    assert "liger" in Problem("softmax", Case.parse(SMALL["softmax"][0]), 1, "cpu", 1).names("backward")
+
+
 def test_a_kernel_that_a_library_does_not_have_is_skipped() -> None:
     problem = Problem("cross_entropy", Case.parse(SMALL["cross_entropy"][0]), 1, "cpu", 1)
     with pytest.raises(UnavailableError, match=r"^liger has no cross_entropy_backward$"):
@@ -232,6 +263,19 @@ def test_a_wrong_call_gets_no_time_nor_auto_where_it_chooses_that(timed_on_cpu, 
     assert {row["backend"]: row["chosen"] for row in rows if row["chosen"]} == {"auto": "triton"}
 
 
+def test_flash4_is_skipped_where_it_is_unavailable(timed_on_cpu, monkeypatch) -> None:
+    problem = Problem("attention", Case.parse(SMALL["attention"][0]), 1, device="cpu", sets=1)
+    eager = problem.calls.eager
+    ours = lambda *operands, backend: eager(*operands)  # noqa: E731
+    monkeypatch.setattr(problem, "calls", dataclasses.replace(problem.calls, ours=ours, chosen=lambda *_: "torch"))
+    statuses = {row["backend"]: row["status"] for row in contest(problem, "forward", {})}
+    assert statuses == {
+        **dict.fromkeys(("torch", "cuda", "triton", "auto"), "ok"),
+        "flash4": "skipped: FlashAttention-4 is for tensors on a GPU",
+    }
+    assert timed_on_cpu == ["torch", "cuda", "triton", "auto"]
+
+
 def test_a_gpu_that_is_lost_is_told_with_the_call_that_lost_it(timed_on_cpu, monkeypatch) -> None:
     gone = []
 
@@ -262,10 +306,11 @@ def test_a_backend_that_is_missing_ends_the_recording(timed_on_cpu, monkeypatch)
 
 
 def test_every_third_case_is_compiled_too() -> None:
-    names = [Problem("matmul", Case.parse("8x8x8-bf16"), index, "cpu", 1).names() for index in range(3)]
+    names = [Problem("matmul", Case.parse("8x8x8-bf16"), index, "cpu", 1).names("forward") for index in range(3)]
     assert ["compile" in each for each in names] == [True, False, False]
     assert names[1] == ["torch", "cuda", "triton", "auto"]
-    assert Problem("softmax", Case.parse("8x8-bf16"), 0, "cpu", 1).names()[:4] == ["torch", "compile", "liger", "quack"]
+    softmax = Problem("softmax", Case.parse("8x8-bf16"), 0, "cpu", 1).names("forward")
+    assert softmax[:4] == ["torch", "compile", "liger", "quack"]
     assert OPS["softmax"].baselines.keys() >= {"liger", "quack"}
 
 

@@ -458,7 +458,7 @@ def test_rows_are_written_after_every_contest_and_a_lost_call_is_not_made_again(
         def __init__(self, function, case, index):
             self.function, self.case, self.index = function, case, index
 
-        def names(self):
+        def names(self, direction):
             return ["torch", "cuda", "triton", "auto"]
 
     def contest(problem, direction, lost):
@@ -513,6 +513,25 @@ def test_only_what_is_not_compiled_yet_is_compiled(tmp_path: Path, monkeypatch: 
     assert [is_compiled(index) for _, index in waiting[: 8 * len(FUNCTIONS) - 2]] == [True] * (8 * len(FUNCTIONS) - 2)
 
 
+def test_only_what_caches_on_disk_keep_is_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from kernel_twins.report.calls import sampled_contests
+
+    class Problem:
+        def __init__(self, *_, sets): ...
+
+        def names(self, direction):
+            return [*sampled_table.BASELINES, *sampled_table.OURS]
+
+    prepared = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(sampled_contests, "Problem", Problem)
+    monkeypatch.setattr(sampled_contests, "prepare", lambda problem, direction, name: prepared.append(name))
+    sampled._compile("attention", cases("attention", 1)[0], 1)
+    assert prepared == ["compile", "liger", "quack", "triton"]
+
+
 def test_the_runs_of_recordings_are_kept_while_others_go(recorded: Path, tmp_path: Path) -> None:
     folder = changed(recorded, tmp_path, lambda table: table)
     store.write(folder / "runs.csv", pd.DataFrame([made(RUNS[0]), made("r0")], columns=store.PROVENANCE))
@@ -542,6 +561,23 @@ def test_libraries_that_took_no_part_are_named_where_they_serve_a_function(recor
     assert f"In `{RUNS[0]}`, quack-kernels and FlashAttention-4 took no part." in told
     softmax = changed(recorded, tmp_path, lambda table: table[table["function"] == "softmax"])
     assert f"In `{RUNS[0]}`, quack-kernels took no part." in "".join(sampled_table.headline(softmax))
+
+
+def test_the_others_that_are_named_are_those_that_have_times(recorded: Path, tmp_path: Path) -> None:
+    def flash4_too(table: pd.DataFrame) -> pd.DataFrame:
+        rows = table[(table["function"] == "attention") & (table["backend"] == "torch")]
+        return pd.concat([table, rows.assign(backend="flash4")])
+
+    def flash4_skipped(table: pd.DataFrame) -> pd.DataFrame:
+        table = flash4_too(table)
+        table.loc[table["backend"] == "flash4", ["status", "us"]] = ("skipped: no GPU", "")
+        return table
+
+    told = "the best of the others: PyTorch{}, where they serve the case, and at every third case torch.compile."
+    two, three = told.format(" and Liger-Kernel"), told.format(", Liger-Kernel and FlashAttention-4")
+    assert two in "".join(sampled_table.headline(recorded))
+    assert three in "".join(sampled_table.headline(changed(recorded, tmp_path / "with", flash4_too)))
+    assert two in "".join(sampled_table.headline(changed(recorded, tmp_path / "without", flash4_skipped)))
 
 
 def test_a_recording_of_other_code_is_said_to_be(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ from kernel_twins.report.rows import store
 from kernel_twins.spec import NOT_JUDGED, Case
 
 OURS = ("cuda", "triton")
-OTHERS = ("liger", "quack")
+OTHERS = ("liger", "quack", "flash4")
 
 _LONGEST = 160  # characters of a status
 _SHAPES = 1024  # that are compiled in a recording, and more
@@ -97,9 +97,10 @@ class Problem:
         self._gradients_fault: Fault | None = None
         self._others_problems: dict[str, check.Problem] = {}
 
-    def names(self) -> list[str]:
-        """Who takes part, PyTorch first."""
-        others = [name for name in OTHERS if name in self.op.baselines and not self.calls.in_place]
+    def names(self, direction: Pass) -> list[str]:
+        """Who takes part, PyTorch first; others where an operation says what they are to compute."""
+        told = not self.calls.in_place and (direction == "forward" or self.calls.backward is not None)
+        others = [name for name in OTHERS if told and name in self.op.baselines]
         return ["torch", *(["compile"] if is_compiled(self.index) else []), *others, *OURS, "auto"]
 
     def chosen(self, direction: Pass) -> str:
@@ -176,10 +177,7 @@ class Problem:
 
     def _backward_entrant(self, name: str, function: Function, number: int) -> Entrant:
         leaves = self.calls.leaves
-        given = tuple(
-            each.detach().requires_grad_() if index in leaves else each
-            for index, each in enumerate(self.operands[number])
-        )
+        given = tuple(x.detach().requires_grad_() if i in leaves else x for i, x in enumerate(self.operands[number]))
         with torch.enable_grad():
             out = _tuple(function(*given))
         differentiated = [given[index] for index in leaves]
@@ -232,7 +230,7 @@ class Problem:
         if direction == "forward":
             op, case, inputs = self.op, self.case, self.operands[number]
         else:
-            assert self.calls.backward is not None  # or the library would have no baseline there
+            assert self.calls.backward is not None  # or names() has no library
             op, case = self.calls.backward.op, self.calls.backward.case
             if name not in op.baselines:
                 raise UnavailableError(f"{name} has no {op.name}")
@@ -291,7 +289,7 @@ def contest(problem: Problem, direction: Pass, lost: dict[str, str]) -> list[dic
     statuses: dict[str, str] = {}
     ready: dict[str, list[Call]] = {}
     chosen = problem.chosen(direction)
-    for name in problem.names():
+    for name in problem.names(direction):
         if name in lost:
             statuses[name] = lost[name]
             continue

@@ -24,11 +24,11 @@ from kernel_twins.report.calls import sampled_table
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_cases import CASES, cases, is_compiled, seed_of
 from kernel_twins.report.measure import ahead, publish, stage
-from kernel_twins.report.rows import store
+from kernel_twins.report.rows import libraries, store
 from kernel_twins.report.rows.base import CannotRunError
 from kernel_twins.spec import Case
 
-_READY_MADE = ("torch", "cuda", "auto")  # there is nothing to compile for
+_COMPILED = ("triton", *libraries.COMPILED)  # into caches that outlive the process
 _PROCESSES = 12  # that compile: as many as one GPU's memory has room for the operands of
 
 Progress = Callable[[str], None]
@@ -165,7 +165,7 @@ def record(recording: Recording, progress: Progress) -> list[str]:
             problem = Problem(function, case, index)
             for direction in passes:
                 cell = f"{function} {direction} {case.slug}"
-                known = {name: lost[f"{cell} {name}"] for name in problem.names() if f"{cell} {name}" in lost}
+                known = {name: lost[f"{cell} {name}"] for name in problem.names(direction) if f"{cell} {name}" in lost}
                 try:
                     rows = contest(problem, direction, known)
                 except LostGpuError as error:
@@ -207,8 +207,8 @@ def _compile(function: str, case: Case, index: int) -> None:
     except torch.OutOfMemoryError:  # the others have it
         return
     for direction in FUNCTIONS[function].passes:
-        for name in problem.names():
-            if name not in _READY_MADE:
+        for name in problem.names(direction):
+            if name in _COMPILED:
                 try:
                     prepare(problem, direction, name)
                 except Exception as error:  # the recording meets it again, alone, and tells it
