@@ -1,6 +1,6 @@
 """attention v08_overlapped takes its exponentials under its own products: in machine code, not only in the source.
 
-In Gluon, v10 and v11 go on from it; in CUDA, v13 and v14 do so in whole tiles.
+In Gluon, v10, v11 and v13 go on from it; in CUDA, v13 and v14 do so in whole tiles.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kernel_twins.compiler.wgmma_hazards import Listing
 from kernel_twins.spec import Case
 from tests import forks
 
-OP, STEP = "attention", "v08_overlapped"
-GLUON = (STEP, "v10_persistent", "v11_skip_rescale")
+OP, STEP, LATE = "attention", "v08_overlapped", "v13_late_search"
+GLUON = (STEP, "v10_persistent", "v11_skip_rescale", LATE)
 TILE = 64  # exponentials that a thread takes of a tile of 64 queries and 128 keys
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([01])")
 
@@ -64,7 +64,7 @@ def test_cuda_takes_exponentials_under_its_own_products() -> None:
         assert min(between_waits(listing), default=0) >= TILE
 
 
-@pytest.mark.parametrize("step", ["v13_late_search", "v14_dispatch"])
+@pytest.mark.parametrize("step", [LATE, "v14_dispatch"])
 def test_a_late_search_leaves_exponentials_under_products(step: str) -> None:
     """Of visits to whole tiles, two in a turn; those at an edge search first, and D 256 does in all.
 
@@ -80,7 +80,8 @@ def test_a_late_search_leaves_exponentials_under_products(step: str) -> None:
 @pytest.mark.parametrize("step", GLUON)
 @pytest.mark.parametrize("d", [64, 128])
 def test_gluon_takes_exponentials_under_its_own_products(step: str, d: int) -> None:
+    """With a late search they stand there twice, since a large sum has them taken again."""
     pytest.importorskip("torch")
     pytest.importorskip("triton")
     listing = forks.call("tests.compiler.test_overlap", "of_gluon", step, d)
-    assert min(between_waits(listing), default=0) >= TILE
+    assert min(between_waits(listing), default=0) >= (2 * TILE if step == LATE else TILE)

@@ -15,7 +15,7 @@
 // Counter:  instructions and time fall; tensor_pipe rises.
 // Requires: as v12.
 // Source:   none.
-// Twin:     none; no such step has been written in Gluon.
+// Twin:     triton-kernels/attention/attention/v13_late_search.py, which goes on from v11
 #include "lib/activation.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "queue.cuh"

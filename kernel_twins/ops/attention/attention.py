@@ -10,7 +10,6 @@ from kernel_twins.spec.chance import Draws
 
 _NONE_HIDDEN = "Gluon's blocks of 128 queries have one tile of keys at the diagonal, and both consumers see it."
 _THREE_CONSUMERS_GAP = "In 160 registers a thread Gluon's v11 would spill; its v10 goes on from v08's two consumers."
-_NO_LATE_SEARCH = "No such step has been written in Gluon: its v11 searches each tile before the exponentials."
 _GLUON = (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD, ptx.BARRIER_WAIT, ptx.MORE_REGISTERS)
 
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
@@ -286,13 +285,15 @@ OP = Op(
         Step(
             name="v13_late_search",
             predictions=(
-                Prediction("instructions", "<=", 0.9, relative=True),
-                Prediction("time", "<=", 0.93, relative=True),
-                Prediction("time", "<=", 0.93, relative=True, case=_CAUSAL),
+                Prediction("instructions", "<=", 0.9, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.93, relative=True, backends=("cuda",)),
+                Prediction("time", "<=", 0.93, relative=True, case=_CAUSAL, backends=("cuda",)),
+                Prediction("instructions", "<=", 0.92, relative=True, backends=("triton",)),
+                Prediction("time", "<=", 0.97, relative=True, backends=("triton",)),
             ),
-            no_triton=_NO_LATE_SEARCH,
             arch="==9.0a",
             accepts=shared.plain_copyable,
+            promises={90: (*_GLUON, ptx.TMA_STORE)},
             wide=True,
         ),
         Step(

@@ -72,7 +72,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(step("described"), "counter", lambda device: counters)
-    for name in ("v11_skip_rescale", "v14_dispatch"):
+    for name in ("v13_late_search", "v14_dispatch"):
         monkeypatch.setattr(step(name), "_plans", {})
     return taken
 
@@ -99,11 +99,11 @@ def test_a_repeated_call_launches_what_a_first_one_would(launches: list[Any]) ->
 
 
 def test_the_step_alone_keeps_its_launches_too(launches: list[Any]) -> None:
-    v11 = step("v11_skip_rescale")
+    v13 = step("v13_late_search")
     for q, k, v, *out in (operands(), operands()):
-        v11.attention_v11_skip_rescale(q, k, v, out=tuple(out), scale=0.5, band=(-3, 3))
-        v11.first_launch(q, k, v, *out, 0.5, (-3, 3))
-    assert len(v11._plans) == 1
+        v13.attention_v13_late_search(q, k, v, out=tuple(out), scale=0.5, band=(-3, 3))
+        v13.first_launch(q, k, v, *out, 0.5, (-3, 3))
+    assert len(v13._plans) == 1
     assert launches[0] == launches[1]
     assert launches[2] == launches[3]
 
@@ -121,11 +121,11 @@ def test_a_kept_launch_holds_no_tensor() -> None:
 
 
 def test_a_tensor_that_starts_elsewhere_is_refused_though_a_plan_is_kept(launches: list[Any]) -> None:
-    v11 = step("v11_skip_rescale")
+    v13 = step("v13_late_search")
     q, k, v, *out = operands()
-    v11.attention_v11_skip_rescale(q, k, v, out=tuple(out))
+    v13.attention_v13_late_search(q, k, v, out=tuple(out))
     moved = torch.empty(q.numel() + 8, dtype=q.dtype)[4:-4].view(q.shape)
     assert moved.data_ptr() % 16
     with pytest.raises(ValueError, match=r"^q has strides .* call q.contiguous\(\)"):
-        v11.attention_v11_skip_rescale(moved, k, v, out=tuple(out))
+        v13.attention_v13_late_search(moved, k, v, out=tuple(out))
     assert len(launches) == 1

@@ -1,17 +1,17 @@
 """attention v14_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
 
-Change:   a call that v11 can serve is sent to it, where Gluon runs. All others take the kernel here, v05's in ordinary
+Change:   a call that v13 can serve is sent to it, where Gluon runs. All others take the kernel here, v05's in ordinary
           Triton with more to it: a list of smaller tiles for D above 128. Sequences that lie one behind another in a
           tensor share a launch: the grid has a slot for each block of queries that there may be, and a program searches
           its sequence in cu_seqlens_q, on the GPU. A softcap bounds scores by a tanh made of exp2. K and V come through
           descriptors if all rows start at multiples of 16 bytes, else through pointers, and the result may have
           strides, too. With a causal mask, the heaviest block of a head comes first.
-Why:      v11 has a producer and turns, which ordinary Triton cannot say. A block of 128 queries and 256 columns leaves
+Why:      v13 has a producer and turns, which ordinary Triton cannot say. A block of 128 queries and 256 columns leaves
           registers for few keys. The host does not know the sequences' lengths, and reading them would wait for the
           GPU. With the light blocks last, no SM computes a heavy one while the others are done.
-Counter:  time stays where v11 serves the call.
+Counter:  time stays where v13 serves the call.
 Requires: rows of D contiguous elements, D a multiple of 8 up to 256; fewer than 2^31 blocks of queries, and fewer than
-          2^30 queries and keys in a tensor. v11 serves calls on compute capability 9.0 alone, and by Triton 3.6 alone,
+          2^30 queries and keys in a tensor. v13 serves calls on compute capability 9.0 alone, and by Triton 3.6 alone,
           since Gluon's interface changes with each minor version.
 Source:   Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv:1805.02867); Dao,
           "FlashAttention-2" (arXiv:2307.08691); Gemma Team, "Gemma 2" (arXiv:2408.00118), for the softcap.
@@ -55,7 +55,7 @@ TWICE_LOG2_E = tl.constexpr(2.8853900817779268)
 SMALL = tl.constexpr(0.25)
 SMALLEST_FACTOR = 2.0**-126  # a scale of 0 becomes this: -inf * 0 would be NaN
 VECTOR = 8  # elements of 16 bytes
-MOST_TILES = 2**30  # of queries; behind the last one, v11 counts on by as many as there are programs
+MOST_TILES = 2**30  # of queries; behind the last one, v13 counts on by as many as there are programs
 
 
 @triton.jit
@@ -271,9 +271,9 @@ def _first_time(
 ) -> plans.Plan | described.Plan | None:
     """Run a problem that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
     q, k, v, out, lse, cu_seqlens_q, _ = tensors
-    if runs_gluon() and is_for_v11(q, k, v, out, cu_seqlens_q, softcap):
+    if runs_gluon() and is_for_v13(q, k, v, out, cu_seqlens_q, softcap):
         # Only here, since another version of Gluon may not even have the modules.
-        from kernel_twins._triton.attention.attention.v11_skip_rescale import first_launch
+        from kernel_twins._triton.attention.attention.v13_late_search import first_launch
 
         shift = k.shape[2] - q.shape[2] if from_end else 0
         limits = None if band is None else (band[0] + shift, band[1] + shift)
@@ -327,10 +327,10 @@ def _first_time(
     return plans.launch(kernel, grid, tensors, behind, constants | config)
 
 
-def is_for_v11(
+def is_for_v13(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor | None = None, softcap: float | None = None
 ) -> bool:
-    """Whether v11 serves a call, where Gluon runs: D up to 128, sequences of one length, no softcap.
+    """Whether v13 serves a call, where Gluon runs: D up to 128, sequences of one length, no softcap.
 
     All tensors must be such as its descriptors take, and tiles of queries no more than it counts in 32 bits.
     """
