@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernel_twins.spec import Case
-from tests.wrong.faults import Change, Fault, Formula, Outputs, exponential, without
+from tests.wrong.faults import RESULTS, Change, Fault, Formula, Outputs, exponential, without
 
 TILE = 64  # keys
 
@@ -57,11 +57,11 @@ def attention(
     return tuple(torch.cat(each, 2) for each in zip(*results, strict=True))
 
 
-def _visible(fault: Fault, queries: int, keys: int, own: int, band: Tensor) -> Tensor:
-    """[Sq, Sk], true where a query sees a key. The band is relative to the query's own key."""
-    first, last = fault.at("band", band)
+def _visible(fault: Fault, queries: int, keys: int, own: int, band: Tensor, of: str = "") -> Tensor:
+    """[Sq, Sk], true where a query sees a key. The band is relative to the query's own key; ``of`` ends its places."""
+    first, last = fault.at(f"band{of}", band)
     distance = torch.arange(keys) - torch.arange(queries)[:, None] - fault.at("own", torch.tensor(own))
-    return fault.at("mask", (distance >= first) & (distance <= last))
+    return fault.at(f"mask{of}", (distance >= first) & (distance <= last))
 
 
 def _in_tiles(
@@ -90,16 +90,135 @@ def _in_tiles(
     return (out / total).masked_fill(total == 0, 0.0), lse[..., 0]
 
 
+def attention_backward(
+    fault: Fault,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    scale: float,
+    band: tuple[int, int],
+) -> Outputs:
+    """A batch after the other: pairs of all heads are in memory."""
+    operands = dout, q, k, v, result, lse, torch.zeros_like(lse) if dlse is None else dlse
+    batches = zip(*(each.split(1) for each in operands), strict=True)
+    results = [_gradients(fault, *each, scale=scale, band=band) for each in batches]
+    return tuple(torch.cat(each) for each in zip(*results, strict=True))
+
+
+def _gradients(
+    fault: Fault,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor,
+    *,
+    scale: float,
+    band: tuple[int, int],
+) -> Outputs:
+    """dq by a loop over keys, dk and dv by a loop over queries: each has its own mask."""
+    device, kv_heads = q.device, k.shape[1]
+    heads = torch.arange(q.shape[1], device=device) // (q.shape[1] // kv_heads)
+    own = k.shape[2] - q.shape[2]
+    by_queries, by_keys = (
+        _visible(fault, q.shape[2], k.shape[2], own, torch.tensor(band) - own, of).to(device)
+        for of in (" of dq", " of dk and dv")
+    )
+    factor = torch.tensor(scale, dtype=torch.float64, device=device)
+    read = fault.at("heads", heads)
+    scores = fault.at("q", q) @ k[:, read].transpose(2, 3) * fault.at("scale", factor)
+    sums = fault.at("lse", lse)
+    sums = sums.masked_fill(fault.at("no key", sums == -math.inf), 0.0)[..., None]
+    delta = fault.at("products", dout * result).sum(-1) - fault.at("dlse", dlse)
+    slopes = fault.at("dout", dout) @ fault.at("v", v[:, read]).transpose(2, 3) - fault.at("delta", delta)[..., None]
+
+    def p(visible: Tensor) -> Tensor:
+        return exponential(scores.masked_fill(~visible, -math.inf) - sums)
+
+    def summed(of_heads: Tensor) -> Tensor:
+        """Over the query heads that share a head of keys."""
+        terms = fault.at("group", of_heads.unflatten(1, (kv_heads, -1))).flatten(1, 2)
+        return torch.zeros_like(k).index_add(1, fault.at("heads of sums", heads), terms)
+
+    ds = fault.at("ds", p(by_queries) * slopes)
+    dq = fault.at("ds of dq", ds) @ fault.at("k of dq", k[:, read]) * fault.at("scale of dq", factor)
+    ds = fault.at("ds", p(fault.at("mask of ds", by_keys)) * slopes)
+    dk = fault.at("ds of dk", ds.transpose(2, 3)) @ fault.at("q of dk", q) * fault.at("scale of dk", factor)
+    weights = fault.at("p of dv", p(by_keys).transpose(2, 3))
+    one_or_scale = torch.stack((torch.ones_like(factor), factor))
+    dv = weights @ fault.at("dout of dv", dout) * fault.at("factor of dv", one_or_scale)[0]
+    return dq, fault.at("dk", summed(dk)), fault.at("dv", summed(dv))
+
+
 def _remainders(heads: Tensor) -> Tensor:
     """Heads of keys by the remainder of a query head, not by its quotient."""
     return torch.arange(len(heads), device=heads.device) % (heads.max() + 1)
 
 
-def _twice_last(p: Tensor) -> Tensor:
-    changed = p.clone()
-    changed[..., -1:] *= 2
-    return changed
+def _twice(first: int) -> Change:
+    """The terms from ``first`` on count twice."""
 
+    def change(terms: Tensor) -> Tensor:
+        changed = terms.clone()
+        changed[..., first:] *= 2
+        return changed
+
+    return change
+
+
+def _without_heads(first: int, last: int | None) -> Change:
+    """[B, H_KV, group, Sk, D] without some query heads of each group."""
+
+    def change(terms: Tensor) -> Tensor:
+        kept = terms.clone()
+        kept[:, :, first:last] = 0
+        return kept
+
+    return change
+
+
+def _without_rows(first: int) -> Change:
+    return lambda values: without(first, None)(values.mT).mT
+
+
+def _in_8_bits(values: Tensor) -> Tensor:
+    return values.to(torch.float8_e4m3fn).double()
+
+
+BANDS: dict[str, Change] = {
+    "from a key before": lambda band: band - torch.tensor((1, 0)),
+    "from a key behind": lambda band: band + torch.tensor((1, 0)),
+    "to a key before": lambda band: band - torch.tensor((0, 1)),
+    "to a key behind": lambda band: band + torch.tensor((0, 1)),
+}
+SCALES: dict[str, Change] = {
+    "without its sign": torch.abs,
+    "in base 2 without log2 e": lambda scale: scale * math.log(2),
+}
+ROWS: dict[str, Change] = {"of the row before": _rolled(1, 2), "of the head before": _rolled(1, 1)}
+TERMS: dict[str, Change] = {
+    "without its last term": without(-1, None),
+    "without its last tile": without(-TILE, None),
+    "with its last tile twice": _twice(-TILE),
+    "of the tile before": _rolled(TILE, -1),
+}
+MASKS: dict[str, Change] = {
+    "of the query before": _rolled(1, 0),
+    "of the query behind": _rolled(-1, 0),
+    "without the last key": without(-1, None),
+}
+STALE: dict[str, Change] = {
+    **RESULTS,
+    "stale in their last row": _without_rows(-1),
+    "stale in their last tile": _without_rows(-TILE),
+}
 
 FORMULAS = {
     "attention": Formula(
@@ -108,31 +227,22 @@ FORMULAS = {
             "q": {"of the tile before": _rolled(TILE, 2), "of the head before": _rolled(1, 1)},
             "v": {"of the tile before": _rolled(TILE, 2), "of the key before": _rolled(1, 2)},
             "heads": {"of the next group": _rolled(1, 0), "by the remainder": _remainders},
-            "scale": {"without its sign": torch.abs, "in base 2 without log2 e": lambda scale: scale * math.log(2)},
+            "scale": SCALES,
             "softcap": {"missing": lambda cap: cap * 2.0**32},
             "mask behind the softcap": {"missing": torch.ones_like},
-            "band": {
-                "from a key before": lambda band: band - torch.tensor((1, 0)),
-                "from a key behind": lambda band: band + torch.tensor((1, 0)),
-                "to a key before": lambda band: band - torch.tensor((0, 1)),
-                "to a key behind": lambda band: band + torch.tensor((0, 1)),
-            },
+            "band": BANDS,
             "own": {"aligned with the first key": torch.zeros_like},
             "starts": {"of the first sequence": lambda starts: starts[:1].expand_as(starts)},
             "ends": {"behind a key of the next sequence": lambda lengths: lengths + 1},
-            "mask": {
-                "of the query before": _rolled(1, 0),
-                "of the query behind": _rolled(-1, 0),
-                "without the last key": without(-1, None),
-            },
+            "mask": MASKS,
             "no key so far": {"missing": torch.zeros_like},
             "maximum": {"missing": torch.zeros_like},
             "factors": {"missing": torch.ones_like, "of the query before": _rolled(1, 2)},
-            "sum": {"without its last tile": without(-TILE, None), "with its last key twice": _twice_last},
+            "sum": {"without its last tile": without(-TILE, None), "with its last key twice": _twice(-1)},
             "p": {
                 "without its last tile": without(-TILE, None),
                 "of the tile before": _rolled(TILE, -1),
-                "in 8 bits": lambda p: p.to(torch.float8_e4m3fn).double(),
+                "in 8 bits": _in_8_bits,
             },
             "lse": {"in base 2": lambda lse: lse / math.log(2), "of the exponentials alone": lambda lse: lse - 1},
         },
@@ -145,6 +255,53 @@ FORMULAS = {
             Case.of(1, 2, 200, 64, dtype="bf16", cap="2", mask="causal"),
             Case.of(7, 2, 140, 64, dtype="bf16", packed="yes"),
             Case.of(6, 4, 150, 64, dtype="bf16", packed="yes", mask="causal", keys="170", kv="2"),
+        ),
+    ),
+    "attention_backward": Formula(
+        attention_backward,
+        {
+            "q": ROWS,
+            "v": {"of the tile before": _rolled(TILE, 2), "of the key before": _rolled(1, 2)},
+            "heads": {"of the next group": _rolled(1, 0), "by the remainder": _remainders},
+            "scale": SCALES,
+            "band of dq": BANDS,
+            "band of dk and dv": BANDS,
+            "own": {"aligned with the first key": torch.zeros_like},
+            "mask of dq": MASKS,
+            "mask of dk and dv": MASKS,
+            "mask of ds": {"missing": torch.ones_like},
+            "no key": {"not asked for": torch.zeros_like},
+            "lse": {**ROWS, "in base 2": lambda lse: lse / math.log(2)},
+            "products": {"missing": torch.zeros_like, "without their last pack": without(-8, None)},
+            "dlse": {"missing": torch.zeros_like, "with the other sign": torch.neg},
+            "delta": {"missing": torch.zeros_like, **ROWS},
+            "dout": ROWS,
+            "ds": {"in 8 bits": _in_8_bits},
+            "ds of dq": TERMS,
+            "k of dq": {"of the key before": _rolled(1, 2)},
+            "scale of dq": {"missing": torch.ones_like},
+            "ds of dk": TERMS,
+            "q of dk": ROWS,
+            "scale of dk": {"missing": torch.ones_like},
+            "p of dv": {**TERMS, "in 8 bits": _in_8_bits},
+            "dout of dv": ROWS,
+            "factor of dv": {"the scale": _rolled(1, 0)},
+            "group": {
+                "of its first query head": _without_heads(1, None),
+                "without its last one": _without_heads(-1, None),
+            },
+            "heads of sums": {"by the remainder": _remainders},
+            "dk": STALE,
+            "dv": STALE,
+        },
+        knows=lambda case: case.shape[2] <= 2_048,  # all pairs of all heads are in memory, in float64
+        cases=(
+            Case.of(1, 6, 150, 64, dtype="bf16", kv="2", dlse="yes"),
+            Case.of(1, 2, 200, 64, dtype="bf16", window="40_9", keys="230"),
+            Case.of(1, 2, 259, 64, dtype="bf16", mask="causal", keys="130"),
+            Case.of(2, 2, 130, 40, dtype="bf16", mask="top", keys="200"),
+            Case.of(1, 2, 150, 64, dtype="bf16", scale="neg"),
+            Case.of(1, 2, 140, 64, dtype="bf16", dout="expanded"),
         ),
     ),
 }
