@@ -112,19 +112,30 @@ from kernel_twins.harness.check import generator
 from kernel_twins.ops.tensors import empty_outputs
 from kernel_twins.spec import Case
 
-op = OPS["attention"]
+op = OPS["{op}"]
 call = load(op.name, op.steps_of("cuda")[-1].name, "cuda")
-for slug in (
-    "1x2x193x128-bf16-mask.causal",
-    "1x2x259x64-bf16-keys.130-mask.causal",
-    "1x2x200x256-bf16-keys.333-mask.causal",
-    "6x1x350x64-bf16-cap.3-packed.yes-scale.neg-window.30_5",
-    "9x4x400x128-bf16-kv.2-mask.causal-packed.yes",
-    "1x140x200x64-bf16-keys.700",
-):
+for slug in {slugs}:
     case = Case.parse(slug)
     call(*op.inputs(case, generator(case, "cuda")), **op.options(case), out=empty_outputs(op, case, "cuda"))
 """
+ATTENTION_CASES = {
+    "attention": (
+        "1x2x193x128-bf16-mask.causal",
+        "1x2x259x64-bf16-keys.130-mask.causal",
+        "1x2x200x256-bf16-keys.333-mask.causal",
+        "6x1x350x64-bf16-cap.3-packed.yes-scale.neg-window.30_5",
+        "9x4x400x128-bf16-kv.2-mask.causal-packed.yes",
+        "1x140x200x64-bf16-keys.700",
+    ),
+    "attention_backward": (
+        "1x2x193x128-bf16-mask.causal",
+        "1x2x259x64-bf16-keys.130-mask.causal",
+        "2x6x150x128-bf16-kv.2-mask.causal",
+        "1x2x257x128-bf16-keys.300-window.3_70",
+        "1x2x200x40-bf16-keys.131",
+        "1x140x200x64-bf16-keys.700",
+    ),
+}
 
 
 def assert_clean(calls: str, check: str = "memcheck", kernels: str = "") -> None:
@@ -166,8 +177,9 @@ def test_memcheck_of_a_product() -> None:
 
 
 @pytest.mark.parametrize("check", ["memcheck", "racecheck", "synccheck"])
-def test_attention_is_clean(check: str) -> None:
-    step = OPS["attention"].steps_of("cuda")[-1]
+@pytest.mark.parametrize("op", ATTENTION_CASES)
+def test_attention_is_clean(op: str, check: str) -> None:
+    step = OPS[op].steps_of("cuda")[-1]
     if not step.runs_on(torch.cuda.get_device_capability()):
         pytest.skip(f"{step.name} needs compute capability {step.arch}")
-    assert_clean(ATTENTION, check, step.name)
+    assert_clean(ATTENTION.format(op=op, slugs=ATTENTION_CASES[op]), check, step.name)
