@@ -42,7 +42,7 @@ def _load_tile(head, row, end, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, M
 
 @triton.jit
 def _add_queries(
-    dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta, lse2, stride_qm, stride_om, start, lowest, highest, Sq,
+    dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta, lse2, stride_qm, stride_om, start, key, first, last, Sq,
     factor, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys with the queries from start on added. Tiles of scores are transposed."""
@@ -54,7 +54,8 @@ def _add_queries(
     # A thread needs many rows' values: with start added to the pointer, they lie at known distances from one address.
     p = tl.exp2(scores * factor - tl.load(lse2 + start + i)[None, :])
     if MASKED:
-        visible = (row[None, :] >= lowest[:, None]) & (row[None, :] <= highest[:, None])
+        ahead = key[:, None] - row[None, :]
+        visible = (ahead >= first) & (ahead <= last) & (row < Sq)[None, :]
         p = tl.where(visible, p, 0.0)
     dv_sum = tl.dot(p.to(dout_tile.dtype), dout_tile, dv_sum)
     dp = tl.dot(v_tile, dout_tile.T)
@@ -88,7 +89,6 @@ def attention_backward_v01_two_kernels_kernel(
     v_tile = _load_tile(v_head, key, Sk, stride_vn, D, BLOCK_D, MASKED=True)
 
     # Tiles with a query that sees a key; in those from clean to clean_end every query sees all keys.
-    lowest, highest = key - last, tl.minimum(key - first, Sq - 1)
     begin = tl.maximum(first_key - last, 0) // BLOCK_M
     end = tl.maximum(tl.cdiv(tl.minimum(tl.maximum(last_key - first + 1, 0), Sq), BLOCK_M), begin)
     clean = tl.minimum(tl.cdiv(tl.maximum(last_key - last, 0), BLOCK_M), end)
@@ -96,22 +96,27 @@ def attention_backward_v01_two_kernels_kernel(
 
     dk_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    for member in range(group):
-        head = kv_head * group + member  # of B * H
+    # One loop for all query heads of the group: around two loops, another one would cost registers.
+    inner = clean_end - clean
+    for step in range(group * inner):
+        head, block = kv_head * group + step // inner, clean + step % inner
         q_head = q + batch * stride_qb + head % H * stride_qh
         dout_head = dout + batch * stride_ob + head % H * stride_oh
-        for block in range(clean, clean_end):
-            dk_sum, dv_sum = _add_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + head * pitch, lse2 + head * pitch,
-                stride_qm, stride_om, block * BLOCK_M, lowest, highest, Sq, factor, D, BLOCK_M, BLOCK_D, MASKED=False,
-            )  # fmt: skip
-        # At the band's edges on both sides.
-        for edge in range(begin, end - (clean_end - clean)):
-            block = tl.where(edge < clean, edge, edge + clean_end - clean)
-            dk_sum, dv_sum = _add_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + head * pitch, lse2 + head * pitch,
-                stride_qm, stride_om, block * BLOCK_M, lowest, highest, Sq, factor, D, BLOCK_M, BLOCK_D, MASKED=True,
-            )  # fmt: skip
+        dk_sum, dv_sum = _add_queries(
+            dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + head * pitch, lse2 + head * pitch,
+            stride_qm, stride_om, block * BLOCK_M, key, first, last, Sq, factor, D, BLOCK_M, BLOCK_D, MASKED=False,
+        )  # fmt: skip
+    # At the band's edges on both sides.
+    edges = end - begin - inner
+    for step in range(group * edges):
+        head, edge = kv_head * group + step // edges, begin + step % edges
+        block = tl.where(edge < clean, edge, edge + inner)
+        q_head = q + batch * stride_qb + head % H * stride_qh
+        dout_head = dout + batch * stride_ob + head % H * stride_oh
+        dk_sum, dv_sum = _add_queries(
+            dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + head * pitch, lse2 + head * pitch,
+            stride_qm, stride_om, block * BLOCK_M, key, first, last, Sq, factor, D, BLOCK_M, BLOCK_D, MASKED=True,
+        )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)[None, :]
     mask = (key < Sk)[:, None] & (d < D)
@@ -122,7 +127,7 @@ def attention_backward_v01_two_kernels_kernel(
 
 @triton.jit
 def _add_keys(
-    dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_head, v_head, stride_kn, stride_vn, start, lowest, highest, Sk,
+    dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_head, v_head, stride_kn, stride_vn, start, row, first, last, Sk,
     factor, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of queries with the keys from start on added."""
@@ -132,7 +137,8 @@ def _add_keys(
     p = tl.exp2(tl.dot(q_tile, k_tile.T) * factor - row_lse2[:, None])
     ds = p * (tl.dot(dout_tile, v_tile.T) - row_delta[:, None])
     if MASKED:
-        visible = (key[None, :] >= lowest[:, None]) & (key[None, :] <= highest[:, None])
+        ahead = key[None, :] - row[:, None]
+        visible = (ahead >= first) & (ahead <= last) & (key < Sk)[None, :]
         ds = tl.where(visible, ds, 0.0)
     return tl.dot(ds.to(k_tile.dtype), k_tile, dq_sum)
 
@@ -160,7 +166,6 @@ def attention_backward_v01_two_kernels_dq_kernel(
     row_delta, row_lse2 = tl.load(delta + head * pitch + row), tl.load(lse2 + head * pitch + row)
 
     # Tiles are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.
-    lowest, highest = row + first, tl.minimum(row + last, Sk - 1)
     begin = tl.maximum(first_row + first, 0)
     end = tl.cdiv(tl.maximum(tl.minimum(last_row + last + 1, Sk) - begin, 0), BLOCK_N)
     clean = tl.minimum(tl.cdiv(tl.maximum(last_row + first, 0) - begin, BLOCK_N), end)
@@ -170,13 +175,13 @@ def attention_backward_v01_two_kernels_dq_kernel(
     for block in range(clean, clean_end):
         dq_sum = _add_keys(
             dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_head, v_head, stride_kn, stride_vn,
-            begin + block * BLOCK_N, lowest, highest, Sk, factor, D, BLOCK_N, BLOCK_D, MASKED=False,
+            begin + block * BLOCK_N, row, first, last, Sk, factor, D, BLOCK_N, BLOCK_D, MASKED=False,
         )  # fmt: skip
     for edge in range(end - (clean_end - clean)):
         block = tl.where(edge < clean, edge, edge + clean_end - clean)
         dq_sum = _add_keys(
             dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_head, v_head, stride_kn, stride_vn,
-            begin + block * BLOCK_N, lowest, highest, Sk, factor, D, BLOCK_N, BLOCK_D, MASKED=True,
+            begin + block * BLOCK_N, row, first, last, Sk, factor, D, BLOCK_N, BLOCK_D, MASKED=True,
         )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)[None, :]

@@ -38,8 +38,8 @@ def _load_tile(heads, batch, head, start, ROWS: tl.constexpr, BLOCK_D: tl.conste
 
 @triton.jit
 def _add_queries(
-    dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta, lse2, batch, head, start, lowest, highest, factor,
-    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+    dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta, lse2, batch, head, start, key, first, last, Sq,
+    factor, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys with the queries from start on added. Tiles of scores are transposed."""
     i = tl.arange(0, BLOCK_M)
@@ -50,7 +50,8 @@ def _add_queries(
     # A thread needs many rows' values: with start added to the pointer, they lie at known distances from one address.
     p = tl.exp2(scores * factor - tl.load(lse2 + start + i)[None, :])
     if MASKED:
-        visible = (row[None, :] >= lowest[:, None]) & (row[None, :] <= highest[:, None])
+        ahead = key[:, None] - row[None, :]
+        visible = (ahead >= first) & (ahead <= last) & (row < Sq)[None, :]
         p = tl.where(visible, p, 0.0)
     dv_sum = tl.dot(p.to(dout_tile.dtype), dout_tile, dv_sum)
     dp = tl.dot(v_tile, dout_tile.T)
@@ -92,7 +93,6 @@ def attention_backward_v02_tma_kernel(
     v_tile = _load_tile(v_desc, batch, kv_head % kv_heads, first_key, BLOCK_N, BLOCK_D)
 
     # Tiles with a query that sees a key; in those from clean to clean_end every query sees all keys.
-    lowest, highest = key - last, tl.minimum(key - first, Sq - 1)
     begin = tl.maximum(first_key - last, 0) // BLOCK_M
     end = tl.maximum(tl.cdiv(tl.minimum(tl.maximum(last_key - first + 1, 0), Sq), BLOCK_M), begin)
     clean = tl.minimum(tl.cdiv(tl.maximum(last_key - last, 0), BLOCK_M), end)
@@ -100,20 +100,23 @@ def attention_backward_v02_tma_kernel(
 
     dk_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    for member in range(group):
-        head = kv_head * group + member  # of B * H
-        for block in range(clean, clean_end):
-            dk_sum, dv_sum = _add_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
-                batch, head % H, block * BLOCK_M, lowest, highest, factor, BLOCK_M, BLOCK_D, MASKED=False,
-            )  # fmt: skip
-        # At the band's edges on both sides.
-        for edge in range(begin, end - (clean_end - clean)):
-            block = tl.where(edge < clean, edge, edge + clean_end - clean)
-            dk_sum, dv_sum = _add_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
-                batch, head % H, block * BLOCK_M, lowest, highest, factor, BLOCK_M, BLOCK_D, MASKED=True,
-            )  # fmt: skip
+    # One loop for all query heads of the group: around two loops, another one would cost registers.
+    inner = clean_end - clean
+    for step in range(group * inner):
+        head, block = kv_head * group + step // inner, clean + step % inner
+        dk_sum, dv_sum = _add_queries(
+            dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
+            batch, head % H, block * BLOCK_M, key, first, last, Sq, factor, BLOCK_M, BLOCK_D, MASKED=False,
+        )  # fmt: skip
+    # At the band's edges on both sides.
+    edges = end - begin - inner
+    for step in range(group * edges):
+        head, edge = kv_head * group + step // edges, begin + step % edges
+        block = tl.where(edge < clean, edge, edge + inner)
+        dk_sum, dv_sum = _add_queries(
+            dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
+            batch, head % H, block * BLOCK_M, key, first, last, Sq, factor, BLOCK_M, BLOCK_D, MASKED=True,
+        )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)[None, :]
     mask = (key < Sk)[:, None] & (d < D)
@@ -124,8 +127,8 @@ def attention_backward_v02_tma_kernel(
 
 @triton.jit
 def _add_keys(
-    dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_desc, v_desc, batch, head, start, lowest, highest, factor,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+    dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_desc, v_desc, batch, head, start, row, first, last, Sk,
+    factor, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dq of a tile of queries with the keys from start on added."""
     k_tile = _load_tile(k_desc, batch, head, start, BLOCK_N, BLOCK_D)
@@ -134,7 +137,8 @@ def _add_keys(
     ds = p * (tl.dot(dout_tile, v_tile.T) - row_delta[:, None])
     if MASKED:
         key = start + tl.arange(0, BLOCK_N)
-        visible = (key[None, :] >= lowest[:, None]) & (key[None, :] <= highest[:, None])
+        ahead = key[None, :] - row[:, None]
+        visible = (ahead >= first) & (ahead <= last) & (key < Sk)[None, :]
         ds = tl.where(visible, ds, 0.0)
     return tl.dot(ds.to(k_tile.dtype), k_tile, dq_sum)
 
@@ -168,7 +172,6 @@ def attention_backward_v02_tma_dq_kernel(
     row_delta, row_lse2 = tl.load(delta + head * pitch + row), tl.load(lse2 + head * pitch + row)
 
     # Tiles are counted from the first key that any row sees. Those from clean to clean_end all rows see whole.
-    lowest, highest = row + first, tl.minimum(row + last, Sk - 1)
     begin = tl.maximum(first_row + first, 0)
     end = tl.cdiv(tl.maximum(tl.minimum(last_row + last + 1, Sk) - begin, 0), BLOCK_N)
     clean = tl.minimum(tl.cdiv(tl.maximum(last_row + first, 0) - begin, BLOCK_N), end)
@@ -178,13 +181,13 @@ def attention_backward_v02_tma_dq_kernel(
     for block in range(clean, clean_end):
         dq_sum = _add_keys(
             dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_desc, v_desc, batch, kv_head, begin + block * BLOCK_N,
-            lowest, highest, factor, BLOCK_N, BLOCK_D, MASKED=False,
+            row, first, last, Sk, factor, BLOCK_N, BLOCK_D, MASKED=False,
         )  # fmt: skip
     for edge in range(end - (clean_end - clean)):
         block = tl.where(edge < clean, edge, edge + clean_end - clean)
         dq_sum = _add_keys(
             dq_sum, q_tile, dout_tile, row_delta, row_lse2, k_desc, v_desc, batch, kv_head, begin + block * BLOCK_N,
-            lowest, highest, factor, BLOCK_N, BLOCK_D, MASKED=True,
+            row, first, last, Sk, factor, BLOCK_N, BLOCK_D, MASKED=True,
         )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)[None, :]

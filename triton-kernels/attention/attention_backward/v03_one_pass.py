@@ -29,7 +29,7 @@ from kernel_twins._triton.lib.device import scratch
 
 CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
-    for m, n, warps, stages in ((64, 128, 8, 2), (32, 128, 8, 2), (64, 64, 4, 2))
+    for m, n, warps, stages in ((64, 64, 8, 2), (64, 64, 8, 3), (64, 128, 8, 2), (32, 128, 8, 2))
 ]
 SCALED = 1024  # elements of a program that scales dq
 
@@ -42,8 +42,8 @@ def _load_tile(heads, batch, head, start, ROWS: tl.constexpr, BLOCK_D: tl.conste
 
 @triton.jit
 def _add_queries(
-    dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta, lse2, dq_sums, batch, head, start, lowest, highest,
-    factor, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
+    dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta, lse2, dq_sums, batch, head, start, key, first, last,
+    Sq, Sk, factor, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys with the queries from start on added, whose dq_sums grow. Scores are transposed."""
     i = tl.arange(0, BLOCK_M)
@@ -54,7 +54,8 @@ def _add_queries(
     # A thread needs many rows' values: with start added to the pointer, they lie at known distances from one address.
     p = tl.exp2(scores * factor - tl.load(lse2 + start + i)[None, :])
     if MASKED:
-        visible = (row[None, :] >= lowest[:, None]) & (row[None, :] <= highest[:, None])
+        ahead = key[:, None] - row[None, :]
+        visible = (ahead >= first) & (ahead <= last) & (row < Sq)[None, :] & (key < Sk)[:, None]
         p = tl.where(visible, p, 0.0)
     dv_sum = tl.dot(p.to(dout_tile.dtype), dout_tile, dv_sum)
     dp = tl.dot(v_tile, dout_tile.T)
@@ -104,7 +105,6 @@ def attention_backward_v03_one_pass_kernel(
     v_tile = _load_tile(v_desc, batch, kv_head % kv_heads, first_key, BLOCK_N, BLOCK_D)
 
     # Tiles with a query that sees a key; in those from clean to clean_end every query sees all keys.
-    lowest, highest = key - last, tl.where(key < Sk, tl.minimum(key - first, Sq - 1), -1)
     begin = tl.maximum(first_key - last, 0) // BLOCK_M
     end = tl.maximum(tl.cdiv(tl.minimum(tl.maximum(last_key - first + 1, 0), Sq), BLOCK_M), begin)
     clean = tl.minimum(tl.cdiv(tl.maximum(last_key - last, 0), BLOCK_M), end)
@@ -114,22 +114,25 @@ def attention_backward_v03_one_pass_kernel(
 
     dk_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    for member in range(group):
-        head = kv_head * group + member  # of B * H
-        for block in range(clean, clean_end):
-            dk_sum, dv_sum = _add_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
-                dq_sums + head * pitch * D, batch, head % H, block * BLOCK_M, lowest, highest, factor,
-                D, BLOCK_M, BLOCK_D, MASKED=False,
-            )  # fmt: skip
-        # At the band's edges on both sides.
-        for edge in range(begin, end - (clean_end - clean)):
-            block = tl.where(edge < clean, edge, edge + clean_end - clean)
-            dk_sum, dv_sum = _add_queries(
-                dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
-                dq_sums + head * pitch * D, batch, head % H, block * BLOCK_M, lowest, highest, factor,
-                D, BLOCK_M, BLOCK_D, MASKED=True,
-            )  # fmt: skip
+    # One loop for all query heads of the group: around two loops, another one would cost registers.
+    inner = clean_end - clean
+    for step in range(group * inner):
+        head, block = kv_head * group + step // inner, clean + step % inner
+        dk_sum, dv_sum = _add_queries(
+            dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
+            dq_sums + head * pitch * D, batch, head % H, block * BLOCK_M, key, first, last, Sq, Sk,
+            factor, D, BLOCK_M, BLOCK_D, MASKED=False,
+        )  # fmt: skip
+    # At the band's edges on both sides.
+    edges = end - begin - inner
+    for step in range(group * edges):
+        head, edge = kv_head * group + step // edges, begin + step % edges
+        block = tl.where(edge < clean, edge, edge + inner)
+        dk_sum, dv_sum = _add_queries(
+            dk_sum, dv_sum, k_tile, v_tile, q_desc, dout_desc, delta + head * pitch, lse2 + head * pitch,
+            dq_sums + head * pitch * D, batch, head % H, block * BLOCK_M, key, first, last, Sq, Sk,
+            factor, D, BLOCK_M, BLOCK_D, MASKED=True,
+        )  # fmt: skip
 
     d = tl.arange(0, BLOCK_D)[None, :]
     mask = (key < Sk)[:, None] & (d < D)
