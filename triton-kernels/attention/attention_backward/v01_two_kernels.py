@@ -96,25 +96,28 @@ def attention_backward_v01_two_kernels_kernel(
 
     dk_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv_sum = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    # One loop for all query heads of the group: around two loops, another one would cost registers.
-    inner = clean_end - clean
+    # One loop over the group's heads and a head's tiles: around two loops, another one would cost registers. No divisor
+    # is 0, since the first step's tiles are fetched before it is known whether there is a step.
+    head, inner = kv_head % kv_heads * group, clean_end - clean
     for step in range(group * inner):
-        head, block = kv_head * group + step // inner, clean + step % inner
-        q_head = q + batch * stride_qb + head % H * stride_qh
-        dout_head = dout + batch * stride_ob + head % H * stride_oh
+        member, block = step // tl.maximum(inner, 1), clean + step % tl.maximum(inner, 1)
+        stats = (kv_head * group + member) * pitch
+        q_head = q + batch * stride_qb + (head + member) * stride_qh
+        dout_head = dout + batch * stride_ob + (head + member) * stride_oh
         dk_sum, dv_sum = _add_queries(
-            dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + head * pitch, lse2 + head * pitch,
+            dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + stats, lse2 + stats,
             stride_qm, stride_om, block * BLOCK_M, key, first, last, Sq, factor, D, BLOCK_M, BLOCK_D, MASKED=False,
         )  # fmt: skip
     # At the band's edges on both sides.
     edges = end - begin - inner
     for step in range(group * edges):
-        head, edge = kv_head * group + step // edges, begin + step % edges
+        member, edge = step // tl.maximum(edges, 1), begin + step % tl.maximum(edges, 1)
         block = tl.where(edge < clean, edge, edge + inner)
-        q_head = q + batch * stride_qb + head % H * stride_qh
-        dout_head = dout + batch * stride_ob + head % H * stride_oh
+        stats = (kv_head * group + member) * pitch
+        q_head = q + batch * stride_qb + (head + member) * stride_qh
+        dout_head = dout + batch * stride_ob + (head + member) * stride_oh
         dk_sum, dv_sum = _add_queries(
-            dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + head * pitch, lse2 + head * pitch,
+            dk_sum, dv_sum, k_tile, v_tile, q_head, dout_head, delta + stats, lse2 + stats,
             stride_qm, stride_om, block * BLOCK_M, key, first, last, Sq, factor, D, BLOCK_M, BLOCK_D, MASKED=True,
         )  # fmt: skip
 
