@@ -53,6 +53,12 @@ void attention_backward_step(const std::string& step, const Tensor& dout, const 
   const int64_t most = std::max(q.size(2), k.size(2));
   const auto [first, last] = band.value_or(std::pair(-most, most));  // all
   const auto& found = find_step("attention_backward", attention_backward_steps, step, q);
+  for (size_t i = 0; i < out.size(); ++i) {
+    const auto behind = reinterpret_cast<uintptr_t>(out[i].const_data_ptr()) % 4;
+    TORCH_CHECK_VALUE(behind == 0 || std::string(found.arch) != "==9.0a", "out[", i, "] starts ", behind,
+                      " bytes past a multiple of 4, must start at one for ", step,
+                      ": allocate it anew, or take an earlier step");
+  }
   Lender lender;
   const Memory memory = lender.memory();
   lender.launch(found, {.dout = dout.const_data_ptr(),

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     mbarrier_init(&shared.own_full, 2 * CONSUMERS);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(&shared.full[stage], 3);
-      mbarrier_init(&shared.empty[stage], CONSUMERS);
+      mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP);
     }
     for (int i = 0; i < CONSUMERS; ++i) {
       mbarrier_init(&shared.dq_full[i], WARPGROUP);
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       wgmma_hold(p[j]);
       wgmma_hold(ds[j]);
     }
-    if (thread == 0) mbarrier_arrive(&shared.empty[stage]);
+    mbarrier_arrive(&shared.empty[stage]);  // each thread for itself: it has read lse and delta
     mbarrier_wait_parity(&shared.dq_empty[consumer], i % 2 ^ 1);  // for dq's earlier part to have left
 #pragma unroll
     for (int j = 0; j < QUADS; ++j)

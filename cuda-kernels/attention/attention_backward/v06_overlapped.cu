@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     mbarrier_init(&shared.own_full, 2 * CONSUMERS);
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(&shared.full[stage], 3);
-      mbarrier_init(&shared.empty[stage], CONSUMERS);
+      mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP);
     }
     for (int i = 0; i < CONSUMERS; ++i) {
       mbarrier_init(&shared.dq_full[i], WARPGROUP);
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_hold(dk);
 #pragma unroll
     for (int j = 0; j < TILE_ROWS / 16; ++j) wgmma_hold(ds[j]);
-    if (thread == 0) mbarrier_arrive(&shared.empty[stage]);
+    mbarrier_arrive(&shared.empty[stage]);  // each thread for itself: it has read lse and delta
   }
   const int64_t place = static_cast<int64_t>(number) * problem.Sk;
   store_rows<T, WIDTH>(problem.dk, dk, problem.scale, place, first_key + in_tile, problem.Sk, problem.D);

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 2**25  # pairs of a query and a key held in float64 at a time
+_SUBNORMAL = 2.0**-105  # the terms of an exponential that is taken for 0 as it is below fp32's smallest normal number
 
 Place = tuple[int, int, slice]  # of a head's rows
 
@@ -56,7 +57,9 @@ def _tiles_of(case: Case, inputs: tuple[Tensor, ...], b: int, h: int) -> Iterato
         delta = (dh * rh).sum(1, keepdim=True) - dlse[:, None]
         ds = p * (dh @ vh.t() - delta)
         size = dh.abs() @ vh.abs().t() + (dh * rh).abs().sum(1, keepdim=True) + dlse.abs()[:, None]
-        yield rows, _Tile(qh, kh, dh, p, p * roundings, ds, p * size + ds.abs() * roundings, scale)
+        flushed = _SUBNORMAL * (~hidden).double()
+        p_terms, ds_terms = p * roundings + flushed, (p + flushed) * size + ds.abs() * roundings
+        yield rows, _Tile(qh, kh, dh, p, p_terms, ds, ds_terms, scale)
 
 
 @dataclass(frozen=True, slots=True)

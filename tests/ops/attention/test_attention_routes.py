@@ -126,18 +126,22 @@ def on(monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Taken:
-    """On a GPU of 9.0: the arguments of v13's launches, and {} for each of the step's own kernel."""
-    v13 = importlib.import_module("kernel_twins._triton.attention.attention.v13_late_search")
+    """On a GPU of 9.0: the arguments of Gluon's launches and whose they are, and {} for each of the own kernel."""
     v14 = importlib.import_module("kernel_twins._triton.attention.attention.v14_dispatch")
     taken: Taken = []
     on(monkeypatch, 90)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(triton, "__version__", "3.6.0")
 
-    def first_launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, band: Any) -> None:
-        taken.append({"scale": scale, "band": band})
+    def first_launch_of(step: str) -> Callable[..., None]:
+        def first_launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: Any, band: Any) -> None:
+            taken.append({"step": step, "scale": scale, "band": band})
 
-    monkeypatch.setattr(v13, "first_launch", first_launch)
+        return first_launch
+
+    for step in ("v11_skip_rescale", "v13_late_search"):
+        module = importlib.import_module(f"kernel_twins._triton.attention.attention.{step}")
+        monkeypatch.setattr(module, "first_launch", first_launch_of(step))
     own = MagicMock()
     own.__getitem__.return_value = lambda *args, **constants: taken.append({})
     monkeypatch.setattr(v14.tuning, "choose", lambda *_: (own, {}))
@@ -159,6 +163,15 @@ def test_v13_gets_the_band_from_the_first_key_on(launched: Taken) -> None:
     call(from_end=True)
     assert [each["band"] for each in launched] == [None, (-(2**31), 0), (171 - 2**31, 171), (164, 180), None]
     assert [each["scale"] for each in launched] == [-0.25, None, None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("d", "step"),
+    [(8, "v11_skip_rescale"), (64, "v11_skip_rescale"), (72, "v13_late_search"), (128, "v13_late_search")],
+)
+def test_narrow_heads_go_to_v11(launched: Taken, d: int, step: str) -> None:
+    call(d=d)
+    assert [each["step"] for each in launched] == [step]
 
 
 def test_what_v13_does_not_serve_the_steps_own_kernel_does(launched: Taken, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """attention v13_late_search: exponentials before any search for maxima.
 
-Change:   a consumer takes exponentials under the maxima that its rows have, as soon as the scores are there. Only where
-          a thread's sum of them is large, it searches for new maxima, takes the tile's exponentials again, and rescales
-          its results. The first tile of keys is still searched at once. It goes on from v11.
-Why:      a row's maximum serves while no power under it is large (v11), which sums tell as well as a comparison of all
-          scores. Under a maximum of -inf, where a row has seen no key, powers are inf or NaN, so that row is searched,
-          too. Scores have to outlive the vote on the sums. Registers hold them if probabilities are rounded before it.
+Change:   a consumer takes exponentials under the maxima that its rows have, as soon as the scores are there. It
+          searches for new ones only where a thread's sum of exponentials is large, takes the tile's exponentials again
+          under these, and rescales its results. The first tile of keys is still searched. It goes on from v11.
+Why:      a row's maximum serves while no power under it is large (v11), which the sums tell as well as a comparison of
+          all scores. v11 compared them in every tile, before the exponentials. Under a maximum of -inf, where a row has
+          seen no key, powers are inf or NaN, and so are their sums: such a row is searched, too. Scores have to outlive
+          the vote. Registers hold them beside probabilities that are rounded already, which also puts the rounding
+          under the products.
 Counter:  instructions and time fall; tensor_pipe rises.
 Requires: as v11.
 Source:   none.
@@ -76,18 +78,28 @@ def _start_scores(q_tile, k_tile):
 
 
 @gluon.jit
-def _exponentiate(scores, total, row_max, row_sum, factor, DTYPE: gl.constexpr, NEGATIVE: gl.constexpr):
-    """As tiles.exponentiate, and rounded, but under the old maxima unless a sum is large. Whether one is comes last."""
-    powers = gl.exp2(scores * factor - row_max[:, None])  # inf or NaN under a maximum of -inf
-    p, sums = _hold(tiles.operand(powers, total, DTYPE)), tiles.partial_sums(powers)
-    shrink = gl.full_like(row_max, 1.0)
-    large = gl.max((sums <= LARGEST).to(gl.int32) ^ 1, None) == 1  # or NaN
-    if large:
-        powers, row_max, row_sum, shrink = tiles.exponentiate(scores, row_max, row_sum, factor, NEGATIVE)
-        p = tiles.operand(powers, total, DTYPE)
-    else:
-        row_sum += sums
-    return p, row_max, row_sum, shrink, large
+def _exponentiate(scores, p, total, row_max, row_sum, factor, DTYPE: gl.constexpr, NEGATIVE: gl.constexpr):
+    """As tiles.exponentiate, with p as tiles.operand rounds it, but under the old maxima while no sum is large.
+
+    One body takes exponentials under old maxima and under new ones: two copies would need more registers.
+    """
+    base, shrink, sums = row_max, row_max, row_sum
+    large = gl.to_tensor(False)
+    again = gl.to_tensor(True)
+    while again:
+        powers = gl.exp2(scores * factor - base[:, None])  # inf or NaN under a maximum of -inf
+        p, sums = _hold(tiles.operand(powers, total, DTYPE)), tiles.partial_sums(powers)
+        again = (gl.max((sums <= LARGEST).to(gl.int32) ^ 1, None) == 1) & (not large)
+        if again:
+            # Without the assembly, which is empty, the search moves in front of the exponentials.
+            here = gl.inline_asm_elementwise("", "=f,0", [scores], gl.float32, is_pure=False, pack=1)
+            new_max = gl.maximum(row_max, tiles.largest(here, factor, NEGATIVE))
+            base = gl.where(new_max == -float("inf"), 0.0, new_max)
+            shrink = gl.exp2(row_max - base)
+            row_sum = tiles.times(row_sum, shrink)
+            row_max = new_max
+            large = gl.to_tensor(True)
+    return p, row_max, row_sum + sums, shrink, large
 
 
 @gluon.jit
@@ -115,7 +127,7 @@ def _visit(
     if i < masked:
         scores = tiles.hide(scores, row, tiles.tile_at(walk, masked, i) * BLOCK_N, band, NEGATIVE)
     next_p, row_max, row_sum, shrink, large = _exponentiate(
-        scores, total, row_max, row_sum, factor, q_tile.dtype, NEGATIVE
+        scores, p, total, row_max, row_sum, factor, q_tile.dtype, NEGATIVE
     )
     rings.wait_for(values, visit - 1)  # known to be there: keeps the next wait below the exponentials
     total, p = hopper.warpgroup_mma_wait(0, deps=(products, p))

@@ -1,12 +1,14 @@
 """attention v14_dispatch: head dimensions up to 256, sequences of various lengths, softcap, and tensors of any strides.
 
-Change:   a call that v13 can serve is sent to it, where Gluon runs. All others take the kernel here, v05's in ordinary
-          Triton with more to it: a list of smaller tiles for D above 128. Sequences that lie one behind another in a
-          tensor share a launch: the grid has a slot for each block of queries that there may be, and a program searches
-          its sequence in cu_seqlens_q, on the GPU. A softcap bounds scores by a tanh made of exp2. K and V come through
-          descriptors if all rows start at multiples of 16 bytes, else through pointers, and the result may have
-          strides, too. With a causal mask, the heaviest block of a head comes first.
-Why:      v13 has a producer and turns, which ordinary Triton cannot say. A block of 128 queries and 256 columns leaves
+Change:   a call that v13 can serve is sent to it, where Gluon runs, and to v11, which has the same arguments, if D is
+          at most 64. All others take the kernel here, v05's in ordinary Triton with more to it: a list of smaller tiles
+          for D above 128. Sequences that lie one behind another in a tensor share a launch: the grid has a slot for
+          each block of queries that there may be, and a program searches its sequence in cu_seqlens_q, on the GPU. A
+          softcap bounds scores by a tanh made of exp2. K and V come through descriptors if all rows start at multiples
+          of 16 bytes, else through pointers, and the result may have strides, too. With a causal mask, the heaviest
+          block of a head comes first.
+Why:      v13 has a producer and turns, which ordinary Triton cannot say. Half as wide a head halves the products, but
+          not what a vote takes: there v11's comparisons are cheaper. A block of 128 queries and 256 columns leaves
           registers for few keys. The host does not know the sequences' lengths, and reading them would wait for the
           GPU. With the light blocks last, no SM computes a heavy one while the others are done.
 Counter:  time stays where v13 serves the call.
@@ -273,8 +275,10 @@ def _first_time(
     q, k, v, out, lse, cu_seqlens_q, _ = tensors
     if runs_gluon() and is_for_v13(q, k, v, out, cu_seqlens_q, softcap):
         # Only here, since another version of Gluon may not even have the modules.
-        from kernel_twins._triton.attention.attention.v13_late_search import first_launch
-
+        if q.shape[3] > 64:
+            from kernel_twins._triton.attention.attention.v13_late_search import first_launch
+        else:
+            from kernel_twins._triton.attention.attention.v11_skip_rescale import first_launch
         shift = k.shape[2] - q.shape[2] if from_end else 0
         limits = None if band is None else (band[0] + shift, band[1] + shift)
         return first_launch(q, k, v, out, lse, scale, limits)

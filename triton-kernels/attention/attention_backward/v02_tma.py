@@ -7,8 +7,8 @@ Why:      cp.async takes an address of every thread for each 16 bytes, in regist
           takes a tile's coordinates. It takes 16 bytes as well where strides are multiples of 8 alone.
 Counter:  instructions and time fall.
 Requires: compute capability 9.0; addresses of dout, q, k and v, and their strides between batches, heads and rows, that
-          are multiples of 16 bytes, and rows that do not overlap; D of at most 128; fewer than 2^31 tiles, and
-          sequences below 2^30. Nothing of result but rows of D contiguous elements.
+          are multiples of 16 bytes; D of at most 128; fewer than 2^31 tiles, and sequences below 2^30. Nothing of
+          result but rows of D contiguous elements.
 Source:   Dao et al., "FlashAttention" (arXiv:2205.14135); Dao, "FlashAttention-2" (arXiv:2307.08691).
 Twin:     cuda-kernels/attention/attention_backward/v02_tma.cu
 """
@@ -226,10 +226,10 @@ def attention_backward_v02_tma(
     for name, tensor in (("dout", dout), ("q", q), ("k", k), ("v", v)):
         # What a dimension of size 1 says of its stride is never used.
         pitches = [each if size > 1 else D for size, each in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)]
-        if tensor.data_ptr() % 16 or any(pitch % 8 for pitch in pitches) or pitches[2] < D:
+        if tensor.data_ptr() % 16 or any(pitch % 8 for pitch in pitches):
             raise ValueError(
                 f"{name} has strides {tensor.stride()} and starts {tensor.data_ptr() % 16} bytes off a multiple of 16, "
-                f"its rows must start at such multiples and not overlap: call {name}.contiguous(), or take v01"
+                f"its rows must start at such multiples: call {name}.contiguous(), or take v01"
             )
         strides += pitches
     dq, dk, dv = out
