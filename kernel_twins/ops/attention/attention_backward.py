@@ -121,7 +121,7 @@ def _check(
     """
     from kernel_twins.ops import tensors
 
-    operands = {"dout": dout, "q": q, "k": k, "v": v, "result": result}
+    operands = {"q": q, "dout": dout, "k": k, "v": v, "result": result}
     for name, tensor in operands.items():
         tensors.require_dtype(name, tensor, "bf16", "fp16")
         tensors.require_same_dtype(name, tensor, "q", q)
@@ -139,13 +139,13 @@ def _check(
     tensors.require_shape("v", v, tuple(k.shape), "it has a row for each of k's")
     for name in ("dout", "result"):
         tensors.require_shape(name, operands[name], tuple(q.shape), "it has a row for each of q's")
-    for name, numbers in (("lse", lse), ("dlse", dlse)):
-        if numbers is not None:
-            tensors.require_dtype(name, numbers, "fp32")
-            tensors.require_shape(name, numbers, (batch, heads, queries), "it has a number for each query")
-            tensors.require_device(name, numbers, "q", q)
-            tensors.require_contiguous(name, numbers)
-            operands[name] = numbers
+    rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
+    for name, numbers in rows.items():
+        tensors.require_dtype(name, numbers, "fp32")
+        tensors.require_shape(name, numbers, (batch, heads, queries), "it has a number for each query")
+        tensors.require_device(name, numbers, "q", q)
+        tensors.require_contiguous(name, numbers)
+    operands |= rows
     if not isinstance(out, tuple):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of 3 tensors: dq, dk, dv")
     if len(out) != 3:
