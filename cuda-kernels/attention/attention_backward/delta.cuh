@@ -4,7 +4,7 @@
 #include "args.h"
 #include "lib/activation.cuh"
 #include "lib/head_limits.h"
-#include "lib/values.cuh"
+#include "lib/head_rows.cuh"
 
 // In fp32 [B, H, padded]. p = exp2(scale * log2(e) * q @ k - lse2), ds = p * (dout @ v - delta). For queries
 // that see no key, and behind the last query, lse2 is +inf and delta 0, so that p and ds are 0.
@@ -17,24 +17,6 @@ struct QueryTerms {
 constexpr int DELTA_THREADS = 256;
 constexpr int DELTA_LANES = 8;  // that share a query
 constexpr int DELTA_QUERIES = DELTA_THREADS / DELTA_LANES;
-
-// Whether every row of heads of 16-bit elements can be read 16 bytes at a time.
-inline bool rows_are_aligned(const void* heads, const HeadStrides& stride) {
-  return aligned_to_16_bytes(heads) && stride.batch % 8 == 0 && stride.head % 8 == 0 && stride.row % 8 == 0;
-}
-
-// 16 bytes of a row. WIDE: they are aligned, and read by one access.
-template <bool WIDE, typename T>
-__device__ inline Pack<T> piece_at(const T* from) {
-  Pack<T> piece;
-  if constexpr (WIDE) {
-    piece = *reinterpret_cast<const Pack<T>*>(from);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Pack<T>::SIZE; ++i) reinterpret_cast<T*>(&piece.words)[i] = from[i];
-  }
-  return piece;
-}
 
 // WIDE: rows of dout and result are aligned to 16 bytes.
 template <typename T, bool WIDE>

@@ -5,16 +5,12 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <type_traits>
 
 #include "args.h"
 #include "lib/common.cuh"
 #include "lib/head_limits.h"
 #include "lib/head_map.h"
-#include "lib/head_tile.cuh"
-
-constexpr int TILE_ROWS = 64;                      // rows of a box, those of one wgmma's first operand
-constexpr int TILE_BYTES = TILE_ROWS * ROW_BYTES;  // of a panel, which is 64 columns of a tile
+#include "lib/head_products.cuh"
 
 struct BackwardProblem {
   CUtensorMap dout, q, k, v;  // in boxes of TILE_ROWS rows; empty if a tensor is
@@ -64,18 +60,4 @@ inline BackwardProblem problem_of(const AttentionBackwardArgs& args, int padded)
   problem.factor = static_cast<float>(std::copysign(factor, args.scale));
   problem.scale = args.scale;
   return problem;
-}
-
-// Calls function.template operator()<T, WIDTH>() with the C++ type of the dtype and with D padded to whole
-// panels of 64 columns.
-template <typename Function>
-void dispatch_heads(const AttentionBackwardArgs& args, Function function) {
-  require_narrow_heads(args.D, 128, "PyTorch's kernels");
-  dispatch(args.dtype, [&]<typename T>(T) {
-    if constexpr (std::is_same_v<T, float>) {
-      throw std::runtime_error("dtype is fp32, must be bf16 or fp16: convert the operands");
-    } else {
-      args.D <= 64 ? function.template operator()<T, 64>() : function.template operator()<T, 128>();
-    }
-  });
 }

@@ -15,8 +15,9 @@
 //           refused.
 // Source:   PTX ISA, "wgmma.mma_async" and "cp.async.bulk.tensor"; Shah et al., "FlashAttention-3" (2024).
 // Twin:     triton-kernels/attention/attention_backward/v02_tma.py
-#include "attention/attention/walk.cuh"
 #include "delta.cuh"
+#include "lib/activation.cuh"
+#include "lib/head_dispatch.h"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tiles.cuh"
 
@@ -45,6 +46,45 @@ struct QueriesShared {
   uint64_t own_full, full[STAGES], empty[STAGES];
 };
 
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Starts sums += a^T @ b for a tile of pairs a [queries, keys] and a tile b [queries, WIDTH].
+template <typename T, int WIDTH>
+__device__ inline void multiply_columns(float (&sums)[WIDTH / 2], uint64_t a, uint64_t b) {
+#pragma unroll
+  for (int step = 0; step < TILE_ROWS / 16; ++step) {
+    const int at = step * (16 * ROW_BYTES / 16);
+    wgmma_m64k16<WIDTH, T, true, false>(sums, a + at, b + at, true);
+  }
+}
+
+// Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
+// score.
+__device__ inline void hide(float (&scores)[TILE_ROWS / 2], const BackwardProblem& problem, int row,
+                            int key) {
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS / 2; ++i) {
+    const int in_row = row + i % 4 / 2 * 8;
+    const int low = in_row + problem.first - key;
+    const int high = min(in_row + problem.last, problem.Sk - 1) - key;
+    const int at = i / 4 * 8 + i % 2;
+    if (at < low || at > high) scores[i] = problem.factor < 0 ? INFINITY : -INFINITY;
+  }
+}
+
+// Turns scores into p, and dp, the products of dout and v, into ds. lse and delta are those of the thread's
+// rows.
+__device__ inline void differentiate(float (&scores)[TILE_ROWS / 2], float (&dp)[TILE_ROWS / 2],
+                                     const float (&lse)[2], const float (&delta)[2], float factor) {
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS / 2; ++i) {
+    scores[i] = exp2_approx(fmaf(scores[i], factor, -lse[i % 4 / 2]));
+    dp[i] = scores[i] * (dp[i] - delta[i % 4 / 2]);
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
 // One thread makes the barriers of a block that waits for `own` tiles once, and for two in each stage.
 template <typename Shared>
 __device__ inline void init_barriers(Shared& shared, int own) {
@@ -71,11 +111,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int number = blockIdx.x / blocks;  // of the head of keys, over all batches
   const int kv_head = number % problem.kv_heads, batch = number / problem.kv_heads;
   const int block_key = blockIdx.x % blocks * BLOCK;
-  const QueryWalk walk = queries_of(problem, block_key, BLOCK);
-  const int visits = walk.tiles * problem.group;
+  const Tiles walk = queries_of(problem, block_key, BLOCK);
+  const int visits = walk.count * problem.group;
 
-  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.tiles; };
-  const auto row_of = [&](int i) { return (walk.first + i % walk.tiles) * TILE_ROWS; };
+  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.count; };
+  const auto row_of = [&](int i) { return (walk.first + i % walk.count) * TILE_ROWS; };
   const auto fetch_queries = [&](int i) {
     const int stage = i % STAGES;
     fetch(shared.q[stage], &problem.q, row_of(i), head_of(i), batch, &shared.full[stage]);
@@ -156,20 +196,20 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int head = number % problem.heads, batch = number / problem.heads;
   const int kv_head = head / problem.group;
   const int block_row = blockIdx.x % blocks * BLOCK;
-  const Walk walk = walk_of(problem, block_row, BLOCK, TILE_ROWS);
+  const Tiles walk = keys_of(problem, block_row, BLOCK);
 
   const auto fetch_keys = [&](int i) {
     const int stage = i % STAGES;
-    fetch(shared.k[stage], &problem.k, walk[i] * TILE_ROWS, kv_head, batch, &shared.full[stage]);
-    fetch(shared.v[stage], &problem.v, walk[i] * TILE_ROWS, kv_head, batch, &shared.full[stage]);
+    fetch(shared.k[stage], &problem.k, (walk.first + i) * TILE_ROWS, kv_head, batch, &shared.full[stage]);
+    fetch(shared.v[stage], &problem.v, (walk.first + i) * TILE_ROWS, kv_head, batch, &shared.full[stage]);
   };
   if (threadIdx.x == 0) {
     init_barriers(shared, 2 * WARPGROUPS);
-    for (int i = 0; i < WARPGROUPS && walk.tiles > 0; ++i) {
+    for (int i = 0; i < WARPGROUPS && walk.count > 0; ++i) {
       fetch(shared.q[i], &problem.q, block_row + i * TILE_ROWS, head, batch, &shared.own_full);
       fetch(shared.dout[i], &problem.dout, block_row + i * TILE_ROWS, head, batch, &shared.own_full);
     }
-    for (int i = 0; i < min(STAGES, walk.tiles); ++i) fetch_keys(i);
+    for (int i = 0; i < min(STAGES, walk.count); ++i) fetch_keys(i);
   }
   __syncthreads();  // for the barriers
 
@@ -180,10 +220,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   const float delta[2] = {problem.delta[place], problem.delta[place + 8]};
   const uint64_t q_tile = wgmma_tile(shared.q[warpgroup]), dout_tile = wgmma_tile(shared.dout[warpgroup]);
   float dq[WIDTH / 2] = {};
-  if (walk.tiles > 0) mbarrier_wait_parity(&shared.own_full, 0);  // for the queries and dout
-  for (int i = 0; i < walk.tiles; ++i) {
+  if (walk.count > 0) mbarrier_wait_parity(&shared.own_full, 0);  // for the queries and dout
+  for (int i = 0; i < walk.count; ++i) {
     const int stage = i % STAGES;
-    const int first_key = walk[i] * TILE_ROWS;
+    const int first_key = (walk.first + i) * TILE_ROWS;
     const uint64_t k_tile = wgmma_tile(shared.k[stage], TILE_BYTES);
 
     float scores[TILE_ROWS / 2], dp[TILE_ROWS / 2];
@@ -211,7 +251,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
     for (int step = 0; step < TILE_ROWS / 16; ++step) wgmma_hold(ds[step]);
     if (thread == 0) mbarrier_arrive(&shared.empty[stage]);
-    if (threadIdx.x == 0 && i + STAGES < walk.tiles) {
+    if (threadIdx.x == 0 && i + STAGES < walk.count) {
       mbarrier_wait_parity(&shared.empty[stage], i / STAGES % 2);  // for all warpgroups
       fetch_keys(i + STAGES);
     }
@@ -223,7 +263,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 void attention_backward_v02_tma(const AttentionBackwardArgs& args) {
-  dispatch_heads(args, [&]<typename T, int WIDTH>() {
+  require_narrow_heads(args.D, 128, "PyTorch's kernels");
+  dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
     BackwardProblem problem = problem_of(args, cdiv(args.Sq, BLOCK) * BLOCK);
     if (args.B * args.H * args.Sq > 0) {
       const QueryTerms terms = query_terms<T>(args, problem.padded);

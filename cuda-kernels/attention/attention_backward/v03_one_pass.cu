@@ -14,6 +14,8 @@
 // Source:   Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1; PTX ISA, "cp.reduce.async.bulk".
 // Twin:     triton-kernels/attention/attention_backward/v03_one_pass.py
 #include "delta.cuh"
+#include "lib/activation.cuh"
+#include "lib/head_dispatch.h"
 #include "lib/ptx/reduce.cuh"
 #include "tiles.cuh"
 
@@ -37,6 +39,41 @@ struct Shared {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Starts sums += a^T @ b for a tile of pairs a [queries, keys] and a tile b [queries, WIDTH].
+template <typename T, int WIDTH>
+__device__ inline void multiply_columns(float (&sums)[WIDTH / 2], uint64_t a, uint64_t b) {
+#pragma unroll
+  for (int step = 0; step < TILE_ROWS / 16; ++step) {
+    const int at = step * (16 * ROW_BYTES / 16);
+    wgmma_m64k16<WIDTH, T, true, false>(sums, a + at, b + at, true);
+  }
+}
+
+// Hides keys outside the band, and beyond the last one. `row` and `key` are those of the thread's first
+// score.
+__device__ inline void hide(float (&scores)[TILE_ROWS / 2], const BackwardProblem& problem, int row,
+                            int key) {
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS / 2; ++i) {
+    const int in_row = row + i % 4 / 2 * 8;
+    const int low = in_row + problem.first - key;
+    const int high = min(in_row + problem.last, problem.Sk - 1) - key;
+    const int at = i / 4 * 8 + i % 2;
+    if (at < low || at > high) scores[i] = problem.factor < 0 ? INFINITY : -INFINITY;
+  }
+}
+
+// Turns scores into p, and dp, the products of dout and v, into ds. lse and delta are those of the thread's
+// rows.
+__device__ inline void differentiate(float (&scores)[TILE_ROWS / 2], float (&dp)[TILE_ROWS / 2],
+                                     const float (&lse)[2], const float (&delta)[2], float factor) {
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS / 2; ++i) {
+    scores[i] = exp2_approx(fmaf(scores[i], factor, -lse[i % 4 / 2]));
+    dp[i] = scores[i] * (dp[i] - delta[i % 4 / 2]);
+  }
+}
 
 // Starts a warpgroup's part of ds @ k: of 128 columns it has 64, for all keys; of 64 all, for its own keys.
 template <typename T, int WIDTH>
@@ -69,11 +106,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int number = blockIdx.x / blocks;  // of the head of keys, over all batches
   const int kv_head = number % problem.kv_heads, batch = number / problem.kv_heads;
   const int block_key = blockIdx.x % blocks * BLOCK;
-  const QueryWalk walk = queries_of(problem, block_key, BLOCK);
-  const int visits = walk.tiles * problem.group;
+  const Tiles walk = queries_of(problem, block_key, BLOCK);
+  const int visits = walk.count * problem.group;
 
-  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.tiles; };
-  const auto row_of = [&](int i) { return (walk.first + i % walk.tiles) * TILE_ROWS; };
+  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.count; };
+  const auto row_of = [&](int i) { return (walk.first + i % walk.count) * TILE_ROWS; };
   const auto fetch_queries = [&](int i) {
     const int stage = i % STAGES;
     fetch(shared.q[stage], &problem.q, row_of(i), head_of(i), batch, &shared.full[stage]);
@@ -187,7 +224,8 @@ __global__ void __launch_bounds__(ROUNDING_THREADS)
 }
 
 void attention_backward_v03_one_pass(const AttentionBackwardArgs& args) {
-  dispatch_heads(args, [&]<typename T, int WIDTH>() {
+  require_narrow_heads(args.D, 128, "PyTorch's kernels");
+  dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
     BackwardProblem problem = problem_of(args, cdiv(args.Sq, TILE_ROWS) * TILE_ROWS);
     const int64_t heads = args.B * args.H, numbers = heads * problem.padded * WIDTH;
     float* sums = nullptr;

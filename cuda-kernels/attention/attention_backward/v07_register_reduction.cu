@@ -11,6 +11,8 @@
 // Source:   PTX ISA, "red"; FlashAttention-3 does so at head dimension 256.
 // Twin:     none: Triton's atomic additions are those of v03
 #include "delta.cuh"
+#include "lib/activation.cuh"
+#include "lib/head_dispatch.h"
 #include "lib/ptx/reduce.cuh"
 #include "lib/ptx/wgmma_registers.cuh"
 #include "tiles.cuh"
@@ -127,11 +129,11 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int number = blockIdx.x / blocks;  // of the head of keys, over all batches
   const int kv_head = number % problem.kv_heads, batch = number / problem.kv_heads;
   const int block_key = blockIdx.x % blocks * BLOCK;
-  const QueryWalk walk = queries_of(problem, block_key, BLOCK);
-  const int visits = walk.tiles * problem.group;
+  const Tiles walk = queries_of(problem, block_key, BLOCK);
+  const int visits = walk.count * problem.group;
 
-  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.tiles; };
-  const auto row_of = [&](int i) { return (walk.first + i % walk.tiles) * TILE_ROWS; };
+  const auto head_of = [&](int i) { return kv_head * problem.group + i / walk.count; };
+  const auto row_of = [&](int i) { return (walk.first + i % walk.count) * TILE_ROWS; };
   const auto fetch_queries = [&](int i) {
     const int stage = i % STAGES;
     fetch(shared.q[stage], &problem.q, row_of(i), head_of(i), batch, &shared.full[stage]);
@@ -259,7 +261,8 @@ __global__ void __launch_bounds__(ROUNDING_THREADS)
 }
 
 void attention_backward_v07_register_reduction(const AttentionBackwardArgs& args) {
-  dispatch_heads(args, [&]<typename T, int WIDTH>() {
+  require_narrow_heads(args.D, 128, "PyTorch's kernels");
+  dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
     BackwardProblem problem = problem_of(args, cdiv(args.Sq, TILE_ROWS) * TILE_ROWS);
     const int64_t heads = args.B * args.H, numbers = heads * problem.padded * WIDTH;
     float4* sums = nullptr;
