@@ -216,6 +216,7 @@ OP = Op(
         "torch": backward_baselines.flash,
         "cudnn": backward_baselines.cudnn,
         "flash4": backward_baselines.flash4,
+        "compile": backward_baselines.flex,
     },
     differs=backward_baselines.differs,
     exemplar=exemplar,

@@ -1,14 +1,17 @@
-"""The baselines of attention's gradients: PyTorch's kernels by name, and FlashAttention-4."""
+"""The baselines of attention's gradients: PyTorch's kernels by name, FlexAttention, and FlashAttention-4."""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.errors import UnavailableError
+from kernel_twins.ops.attention import sdpa
 from kernel_twins.ops.attention.flash4 import window_of
 from kernel_twins.ops.attention.shared import Band
-from kernel_twins.ops.baselines import imported
+from kernel_twins.ops.baselines import environment_kept, imported
 from kernel_twins.spec import Case
 
 if TYPE_CHECKING:
@@ -108,6 +111,53 @@ def cudnn(
     except RuntimeError as error:
         raise UnavailableError("cuDNN does not take these operands") from error
     return dq, dk, dv
+
+
+_flex = sdpa.flex()
+
+
+@functools.cache
+def _kept() -> MutableMapping[Tensor, dict[tuple[float, Band], tuple[Tensor, tuple[Tensor, ...]]]]:
+    """Results and operands of FlexAttention's forward passes, by q, as long as it lives."""
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def flex(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    result: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None = None,
+    *,
+    out: Any,
+    scale: float,
+    band: Band,
+) -> tuple[Tensor, ...]:
+    """FlexAttention's gradient as torch.compile builds it.
+
+    The first call also runs the forward pass, which is kept. Autograd computes a gradient on the stream of its forward
+    pass, which is no default stream, so that later calls can be captured.
+    """
+    import torch
+
+    _require("FlexAttention", q, dlse)
+    passes = _kept().setdefault(q, {})
+    if (scale, band) not in passes:
+        leaves = tuple(each.detach().requires_grad_() for each in (q, k, v))
+        current, stream = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)
+        stream.wait_stream(current)
+        # Otherwise the graph could be used once: its gradient would be written into what the forward pass kept.
+        kept = torch._functorch.config.patch(donated_buffer=False)
+        with torch.cuda.stream(stream), torch.enable_grad(), kept:
+            passes[scale, band] = _flex(*leaves, out=None, scale=scale, band=band)[0], leaves
+        current.wait_stream(stream)
+    found, leaves = passes[scale, band]
+    with environment_kept():  # the gradient is compiled when it is first asked for
+        return torch.autograd.grad(found, leaves, dout, retain_graph=True)
 
 
 def flash4(
