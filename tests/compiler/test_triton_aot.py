@@ -71,9 +71,10 @@ def test_step_compiles_for_odd_sizes(op: str, step: str, arch: int) -> None:
 
 @pytest.mark.parametrize(("op", "step", "arch", "instruction"), PROMISED)
 def test_step_holds_the_instruction_it_is_about(op: str, step: str, arch: int, instruction: str) -> None:
+    helpers = ops.get(op).step(step).helpers
     for call in of_list(op, step, arch):
         for kernel in call.kernels:
-            assert instruction in kernel.instructions, f"{call.case}: no {instruction}"
+            assert kernel.name in helpers or instruction in kernel.instructions, f"{call.case}: no {instruction}"
 
 
 @pytest.mark.parametrize(("op", "step", "arch", "name", "values", "instruction"), PROMISED_WHERE)

@@ -231,7 +231,7 @@ OP = Op(
             accepts=shared.plain,
             launches=3,
             helpers=("attention_backward_delta_kernel",),
-            promises={80: (ptx.MMA,), 90: (ptx.WGMMA,)},
+            promises={80: (ptx.MMA,), 90: (ptx.WGMMA_FROM_REGISTERS,)},
         ),
         Step(
             name="v02_tma",
@@ -244,7 +244,7 @@ OP = Op(
             accepts=shared.plain_copyable,
             launches=3,
             helpers=("attention_backward_delta_kernel",),
-            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
+            promises={90: (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD)},
         ),
         Step(
             name="v03_one_pass",
@@ -256,9 +256,9 @@ OP = Op(
             arch="==9.0a",
             accepts=shared.plain_copyable,
             launches=3,
-            helpers=("attention_backward_delta_kernel",),
+            helpers=("attention_backward_delta_kernel", "attention_backward_v03_one_pass_dq_kernel"),
             deterministic=False,
-            promises={90: (ptx.WGMMA, ptx.TMA_LOAD)},
+            promises={90: (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD)},
         ),
         Step(
             name="v04_transposed",
