@@ -13,7 +13,7 @@ struct AttentionBackwardArgs {
   const void* dout;    // [B, H, Sq, D]
   const void* q;       // [B, H, Sq, D]
   const void* k;       // [B, H_KV, Sk, D]; query head h reads head h / (H / H_KV)
-  const void* v;       // [B, H_KV, Sk, D]
+  const void* v;       // [B, H_KV, Sk, D]; k and v are finite: a hidden key's ds is 0 times numbers of theirs
   const void* result;  // [B, H, Sq, D], of the forward pass
   const float* lse;    // [B, H, Sq], contiguous: natural logarithm of a row's sum; -inf where it sees no key
   const float* dlse;   // [B, H, Sq], contiguous; nullptr for zeros

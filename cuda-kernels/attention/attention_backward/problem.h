@@ -21,7 +21,7 @@ struct BackwardProblem {
   int kv_heads;  // of keys
   int group;     // query heads that share a head of keys
   int Sq, Sk, D;
-  int padded;       // Sq up to whole blocks
+  int padded;       // Sq up to whole tiles, or blocks
   int first, last;  // query i sees the keys from i + first to i + last
   float factor;     // turns scores into powers of 2
   float scale;

@@ -1,7 +1,7 @@
 // attention_backward v02_tma: TMA brings whole tiles, and wgmma multiplies them where they lie.
 //
 // Change:   one thread starts the copies of tiles by the tensor memory accelerator (TMA, the copy engine),
-//           two tiles ahead, and mbarriers say when they have arrived. In the kernel of keys a warpgroup,
+//           into two stages, and mbarriers say when they have arrived. In the kernel of keys a warpgroup,
 //           four warps together, owns 64 keys: it multiplies 64 queries by them, and stores p and ds to
 //           shared memory, from where wgmma takes them transposed. In the kernel of queries it owns 64
 //           queries, and ds stays in registers as wgmma's first operand. v01's warps loaded fragments for

@@ -5,10 +5,10 @@
 //           global memory: from shared memory, by the copy engine. A small kernel scales and rounds that
 //           sum. v02 had a second kernel for dq, which computed all scores and all products of dout and v
 //           again.
-// Why:      five products of tiles are needed, not seven, and exponentials are taken once. The sums in
-//           memory take no time of the warps: L2 adds what the copy engine sends. Their order changes from
-//           run to run, and with it dq's last bits. Fragments lie in that memory as threads hold them, so
-//           that all of it is contiguous.
+// Why:      five products of tiles are needed, not seven, and exponentials are taken once. The additions
+//           take no time of the warps: L2 adds what the copy engine sends. Their order changes from run to
+//           run, and with it dq's last bits. Fragments lie in that memory as threads hold them, so that
+//           all of it is contiguous.
 // Counter:  instructions and time fall; l2_bytes rises.
 // Requires: as v02.
 // Source:   Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1; PTX ISA, "cp.reduce.async.bulk".

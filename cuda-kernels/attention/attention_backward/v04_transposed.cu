@@ -7,7 +7,7 @@
 //           tiles from there.
 // Why:      at this size of tiles shared memory is busier than the tensor cores: operands in registers are
 //           not read from it, and half of the stores fall away.
-// Counter:  instructions fall; time stays: what was saved lies between waits, where nothing overlaps yet.
+// Counter:  time stays: what was saved lies between waits, where nothing overlaps yet.
 // Requires: as v03.
 // Source:   Shah et al., "FlashAttention-3" (2024), hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp, whose
 //           SdP_swapAB it is.

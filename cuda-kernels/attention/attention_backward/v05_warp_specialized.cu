@@ -4,9 +4,9 @@
 //           finished parts of dq to memory. The two consumers keep the registers that this warpgroup gives
 //           back. ds has two stages, so that a consumer waits for the other once a tile, and not before it
 //           overwrites ds, too. In v04 a consumer's first thread did all of this between products.
-// Why:      a copy starts when it can, and not when the thread that starts it happens to come by. A
-//           consumer need not wait for its part of dq to have left before it goes on.
-// Counter:  time falls a little; instructions stay.
+// Why:      a copy starts when it can, and not when the thread that starts it happens to come by. No
+//           consumer's thread starts or awaits a copy.
+// Counter:  time falls; tensor_pipe rises.
 // Requires: as v03.
 // Source:   Shah et al., "FlashAttention-3" (2024), whose backward pass has these two warps.
 // Twin:     none so far

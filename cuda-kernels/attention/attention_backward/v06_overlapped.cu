@@ -4,12 +4,12 @@
 // Change:   exponentials are taken under the products of dout and v, ds is computed under dv's, and a part
 //           of dq leaves under dk's: a consumer waits for one product while the next one runs. In v05 all
 //           products of a phase were waited for at once.
-// Why:      tensor cores stand still while both consumers compute exponentials, or store pairs. Four of
+// Why:      tensor cores stand still while both consumers compute exponentials, or store pairs. Three of
 //           five products now have something else under them.
 // Counter:  time falls; tensor_pipe rises; instructions stay.
 // Requires: as v03.
-// Source:   Shah et al., "FlashAttention-3" (2024), whose order of products it is but for dv, which waits
-//           for dp: Meta's TLX kernels do so.
+// Source:   Shah et al., "FlashAttention-3" (2024), whose order of products it is; here dv's starts before
+//           ds is computed.
 // Twin:     none so far
 #include "delta.cuh"
 #include "lib/activation.cuh"

@@ -4,8 +4,7 @@
 //           them to shared memory, from where the copy engine added them.
 // Why:      shared memory is what limits these products, and dq went through it twice. The barriers of its
 //           hand-over fall away, too. The instruction returns nothing, so that no thread waits for L2. At
-//           D 64 two consumers add to the same sums, twice as much as at D 128 for the same products:
-//           there the copy engine's large blocks are faster.
+//           D 64 two consumers add to the same sums, twice as much as at D 128 for the same products.
 // Counter:  time falls a little; instructions fall.
 // Requires: as v03.
 // Source:   PTX ISA, "red"; FlashAttention-3 does so at head dimension 256.

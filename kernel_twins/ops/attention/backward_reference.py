@@ -55,7 +55,7 @@ def _tiles_of(case: Case, inputs: tuple[Tensor, ...], b: int, h: int) -> Iterato
         roundings = 4 + 2 * abs(scale) * (qh.abs() @ kh.abs().t()) + 2 * sums.abs()
         p = torch.exp(qh @ kh.t() * scale - sums).masked_fill(hidden, 0.0)
         delta = (dh * rh).sum(1, keepdim=True) - dlse[:, None]
-        ds = p * (dh @ vh.t() - delta)
+        ds = (p * (dh @ vh.t() - delta)).masked_fill(hidden, 0.0)
         size = dh.abs() @ vh.abs().t() + (dh * rh).abs().sum(1, keepdim=True) + dlse.abs()[:, None]
         flushed = _SUBNORMAL * (~hidden).double()
         p_terms, ds_terms = p * roundings + flushed, (p + flushed) * size + ds.abs() * roundings

@@ -13,6 +13,7 @@ from kernel_twins.compiler import aot
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
+IN_GLUON = ("v11_skip_rescale", "v13_late_search")
 CALLS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tokens first": {"heads_first": False},
@@ -72,7 +73,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     counters = torch.zeros(64, dtype=torch.int32)
     monkeypatch.setattr(step("described"), "counter", lambda device: counters)
-    for name in ("v13_late_search", "v14_dispatch"):
+    for name in (*IN_GLUON, "v14_dispatch"):
         monkeypatch.setattr(step(name), "_plans", {})
     return taken
 
@@ -98,12 +99,13 @@ def test_a_repeated_call_launches_what_a_first_one_would(launches: list[Any]) ->
     assert all(each != other for i, each in enumerate(first) for other in first[:i])
 
 
-def test_the_step_alone_keeps_its_launches_too(launches: list[Any]) -> None:
-    v13 = step("v13_late_search")
+@pytest.mark.parametrize("name", IN_GLUON)
+def test_the_step_alone_keeps_its_launches_too(launches: list[Any], name: str) -> None:
+    module = step(name)
     for q, k, v, *out in (operands(), operands()):
-        v13.attention_v13_late_search(q, k, v, out=tuple(out), scale=0.5, band=(-3, 3))
-        v13.first_launch(q, k, v, *out, 0.5, (-3, 3))
-    assert len(v13._plans) == 1
+        getattr(module, f"attention_{name}")(q, k, v, out=tuple(out), scale=0.5, band=(-3, 3))
+        module.first_launch(q, k, v, *out, 0.5, (-3, 3))
+    assert len(module._plans) == 1
     assert launches[0] == launches[1]
     assert launches[2] == launches[3]
 
@@ -120,12 +122,13 @@ def test_a_kept_launch_holds_no_tensor() -> None:
     assert [each() for each in held] == [None] * 10
 
 
-def test_a_tensor_that_starts_elsewhere_is_refused_though_a_plan_is_kept(launches: list[Any]) -> None:
-    v13 = step("v13_late_search")
+@pytest.mark.parametrize("name", IN_GLUON)
+def test_a_tensor_that_starts_elsewhere_is_refused_though_a_plan_is_kept(launches: list[Any], name: str) -> None:
+    attend = getattr(step(name), f"attention_{name}")
     q, k, v, *out = operands()
-    v13.attention_v13_late_search(q, k, v, out=tuple(out))
+    attend(q, k, v, out=tuple(out))
     moved = torch.empty(q.numel() + 8, dtype=q.dtype)[4:-4].view(q.shape)
     assert moved.data_ptr() % 16
     with pytest.raises(ValueError, match=r"^q has strides .* call q.contiguous\(\)"):
-        v13.attention_v13_late_search(moved, k, v, out=tuple(out))
+        attend(moved, k, v, out=tuple(out))
     assert len(launches) == 1

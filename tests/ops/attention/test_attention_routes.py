@@ -1,4 +1,4 @@
-"""The last Triton step of attention: which calls v13, in Gluon, serves for it, and with which arguments."""
+"""The last Triton step of attention: which calls v11 and v13, in Gluon, serve for it, and with which arguments."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ def operands(d: int = 128, heads_first: bool = True) -> dict[str, Any]:
     return {name: heads(2, s, h, d).transpose(1, 2) for name, (h, s) in sizes.items()}
 
 
-def is_for_v13(**changed: Any) -> bool:
+def is_for_gluon(**changed: Any) -> bool:
     step = importlib.import_module("kernel_twins._triton.attention.attention.v14_dispatch")
-    return bool(step.is_for_v13(**{**operands(), **changed}))
+    return bool(step.is_for_gluon(**{**operands(), **changed}))
 
 
 @pytest.mark.parametrize("d", [8, 40, 64, 120, 128])
 @pytest.mark.parametrize("heads_first", [True, False])
-def test_a_plain_call_is_for_v13(d: int, heads_first: bool) -> None:
-    assert is_for_v13(**operands(d, heads_first))
+def test_a_plain_call_is_for_gluon(d: int, heads_first: bool) -> None:
+    assert is_for_gluon(**operands(d, heads_first))
 
 
 def test_a_tensor_with_one_head_or_one_row_may_say_any_stride_of_it() -> None:
     one = heads(2, 4, 1, 128)
-    assert is_for_v13(q=one, out=one, k=heads(2, 1, 300, 128).as_strided((2, 1, 300, 128), (38_400, 3, 128, 1)))
+    assert is_for_gluon(q=one, out=one, k=heads(2, 1, 300, 128).as_strided((2, 1, 300, 128), (38_400, 3, 128, 1)))
 
 
 @pytest.mark.parametrize("d", [136, 192, 256])
 def test_wide_heads_are_not(d: int) -> None:
-    assert not is_for_v13(**operands(d))
+    assert not is_for_gluon(**operands(d))
 
 
 def test_capped_scores_and_packed_sequences_are_not() -> None:
-    assert not is_for_v13(softcap=2.0)
-    assert not is_for_v13(cu_seqlens_q=torch.tensor([0, 129]))
+    assert not is_for_gluon(softcap=2.0)
+    assert not is_for_gluon(cu_seqlens_q=torch.tensor([0, 129]))
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
@@ -67,7 +67,7 @@ def test_capped_scores_and_packed_sequences_are_not() -> None:
     ],
 )
 def test_tensors_that_its_descriptors_do_not_take_are_not(name: str, view: Callable[[Any], Any]) -> None:
-    assert not is_for_v13(**{name: view(operands()[name])})
+    assert not is_for_gluon(**{name: view(operands()[name])})
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
@@ -76,12 +76,12 @@ def test_tensors_that_start_between_multiples_of_16_bytes_are_not(name: str) -> 
     memory = torch.empty(shape.numel() + 8, dtype=torch.bfloat16)
     first = -memory.data_ptr() % 16 // 2
     for offset, taken in ((first, True), (first + 1, False), (first + 4, False)):
-        assert is_for_v13(**{name: memory[offset:][: shape.numel()].view(shape)}) == taken
+        assert is_for_gluon(**{name: memory[offset:][: shape.numel()].view(shape)}) == taken
 
 
 def test_more_tiles_than_it_counts_are_not() -> None:
     q, k = heads(2**15, 2**15, 1, 8), heads(2**15, 1, 5, 8)
-    assert not is_for_v13(q=q, k=k, v=k, out=q)
+    assert not is_for_gluon(q=q, k=k, v=k, out=q)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def call(**options: Any) -> None:
     step.attention_v14_dispatch(q, k, v, out=(out, torch.empty(q.shape[:3], device="meta")), **options)
 
 
-def test_v13_gets_the_band_from_the_first_key_on(launched: Taken) -> None:
+def test_gluon_gets_the_band_from_the_first_key_on(launched: Taken) -> None:
     """Of 129 queries and 300 keys."""
     call(scale=-0.25)
     call(band=(-(2**31), 0))
@@ -174,7 +174,7 @@ def test_narrow_heads_go_to_v11(launched: Taken, d: int, step: str) -> None:
     assert [each["step"] for each in launched] == [step]
 
 
-def test_what_v13_does_not_serve_the_steps_own_kernel_does(launched: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gluon_does_not_serve_the_steps_own_kernel_does(launched: Taken, monkeypatch: pytest.MonkeyPatch) -> None:
     call(d=256)
     call(softcap=2.0)
     monkeypatch.setattr(triton, "__version__", "3.7.0")

@@ -11,7 +11,7 @@ Why:      v13 has a producer and turns, which ordinary Triton cannot say. Half a
           not what a vote takes: there v11's comparisons are cheaper. A block of 128 queries and 256 columns leaves
           registers for few keys. The host does not know the sequences' lengths, and reading them would wait for the
           GPU. With the light blocks last, no SM computes a heavy one while the others are done.
-Counter:  time stays where v13 serves the call.
+Counter:  time stays where v13 or v11 serves the call.
 Requires: rows of D contiguous elements, D a multiple of 8 up to 256; fewer than 2^31 blocks of queries, and fewer than
           2^30 queries and keys in a tensor. v13 serves calls on compute capability 9.0 alone, and by Triton 3.6 alone,
           since Gluon's interface changes with each minor version.
@@ -273,7 +273,7 @@ def _first_time(
 ) -> plans.Plan | described.Plan | None:
     """Run a problem that is not in the launch cache, and make its plan, unless it is empty, interpreted or captured."""
     q, k, v, out, lse, cu_seqlens_q, _ = tensors
-    if runs_gluon() and is_for_v13(q, k, v, out, cu_seqlens_q, softcap):
+    if runs_gluon() and is_for_gluon(q, k, v, out, cu_seqlens_q, softcap):
         # Only here, since another version of Gluon may not even have the modules.
         if q.shape[3] > 64:
             from kernel_twins._triton.attention.attention.v13_late_search import first_launch
@@ -331,12 +331,12 @@ def _first_time(
     return plans.launch(kernel, grid, tensors, behind, constants | config)
 
 
-def is_for_v13(
+def is_for_gluon(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, cu_seqlens_q: Tensor | None = None, softcap: float | None = None
 ) -> bool:
-    """Whether v13 serves a call, where Gluon runs: D up to 128, sequences of one length, no softcap.
+    """Whether v13 and v11 serve a call, where Gluon runs: D up to 128, sequences of one length, no softcap.
 
-    All tensors must be such as its descriptors take, and tiles of queries no more than it counts in 32 bits.
+    All tensors must be such as their descriptors take, and tiles of queries no more than they count in 32 bits.
     """
     B, H, Sq, D = q.shape
     if cu_seqlens_q is not None or softcap is not None or D > 128 or B * H * triton.cdiv(Sq, 128) >= MOST_TILES:

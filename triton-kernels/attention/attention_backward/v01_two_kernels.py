@@ -1,6 +1,6 @@
 """attention_backward v01_two_kernels: one kernel for dk and dv, another for dq.
 
-Change:   none yet, this is where the ladder starts.
+Change:   none yet. The ladder starts with tiles on the tensor cores, and the two loops that the gradients ask for.
 Why:      dk and dv are sums over the queries, dq is one over the keys. A program that owns a tile of keys and walks
           along the queries keeps dk and dv in registers, but would have to send its part of dq elsewhere: so dq gets a
           kernel of its own, whose programs own tiles of queries and walk along the keys. Both recompute the

@@ -71,7 +71,7 @@ def attention_backward_v02_tma_kernel(
 ):  # fmt: skip
     # dout, q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], delta, lse2: [B, H, pitch] and dk, dv: [B, H_KV, Sk, D]
     # contiguous. Query i sees the keys from i + first to i + last: key j is seen by the queries from j - last to
-    # j - first. Offsets have 64 bits: row * stride may pass 2^31.
+    # j - first.
     blocks = tl.cdiv(Sk, BLOCK_N)
     first_key = tl.program_id(0) % blocks * BLOCK_N
     last_key = tl.minimum(first_key + BLOCK_N, Sk) - 1

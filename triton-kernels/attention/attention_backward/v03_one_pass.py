@@ -7,8 +7,8 @@ Why:      v02 computes the scores and dout @ v^T twice, once for each kernel: se
           needed. The workspace takes four bytes of memory for each element of dq.
 Counter:  instructions and time fall; dram_share rises.
 Requires: compute capability 9.0; addresses of dout, q, k and v, and their strides between batches, heads and rows, that
-          are multiples of 16 bytes, and rows that do not overlap; D of at most 128; fewer than 2^31 tiles, and
-          sequences below 2^30. Nothing of result but rows of D contiguous elements.
+          are multiples of 16 bytes; D of at most 128; fewer than 2^31 tiles, and sequences below 2^30. Nothing of
+          result but rows of D contiguous elements.
 Source:   Dao, "FlashAttention-2" (arXiv:2307.08691).
 Twin:     cuda-kernels/attention/attention_backward/v03_one_pass.cu
 """
@@ -83,7 +83,7 @@ def attention_backward_v03_one_pass_kernel(
     # MASK and length tell problems apart in the search.
     # dout, q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], delta, lse2: [B, H, pitch], dq_sums: [B, H, pitch, D], zeros at
     # first, and dk, dv: [B, H_KV, Sk, D] contiguous. Query i sees the keys from i + first to i + last: key j is seen by
-    # the queries from j - last to j - first. Offsets have 64 bits: row * stride may pass 2^31.
+    # the queries from j - last to j - first.
     blocks = tl.cdiv(Sk, BLOCK_N)
     first_key = tl.program_id(0) % blocks * BLOCK_N
     last_key = tl.minimum(first_key + BLOCK_N, Sk) - 1
