@@ -2,7 +2,7 @@
 #pragma once
 
 #include "head_tile.cuh"
-#include "ptx/wgmma.cuh"
+#include "ptx/wgmma_registers.cuh"
 
 constexpr int TILE_ROWS = 64;                      // those of one wgmma's first operand
 constexpr int TILE_BYTES = TILE_ROWS * ROW_BYTES;  // of a panel, which is 64 columns of a tile
@@ -24,6 +24,24 @@ __device__ inline void multiply_rows(float (&sums)[TILE_ROWS / 2], uint64_t a, u
     const int at = step / 4 * (TILE_BYTES / 16) + step % 4 * 2;  // 16 columns, in units of 16 bytes
     wgmma_m64k16<TILE_ROWS, T, false, true>(sums, a + at, b + at, step > 0);
   }
+}
+
+// Rounds pairs: where 16 columns of sums lie, wgmma expects its first operand.
+template <typename T>
+__device__ inline void round_to(uint32_t (&pairs)[TILE_ROWS / 16][4], const float (&values)[TILE_ROWS / 2]) {
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS / 2; i += 2)
+    pairs[i / 8][i % 8 / 2] = rounded_pair<T>(values[i], values[i + 1]);
+}
+
+// Starts sums += a @ b for a tile a [TILE_ROWS, TILE_ROWS] in registers, as round_to has it, and a tile b
+// [TILE_ROWS, WIDTH].
+template <typename T, int WIDTH>
+__device__ inline void multiply_from_registers(float (&sums)[WIDTH / 2],
+                                               const uint32_t (&pairs)[TILE_ROWS / 16][4], uint64_t b) {
+#pragma unroll
+  for (int step = 0; step < TILE_ROWS / 16; ++step)
+    wgmma_m64k16_registers<WIDTH, T, false>(sums, pairs[step], b + step * (16 * ROW_BYTES / 16), true);
 }
 
 // A warpgroup rounds a tile of pairs to T and stores it as TMA would, swizzled: 16-byte pieces of a row of

@@ -19,16 +19,24 @@ __device__ inline Tiles queries_of(const BackwardProblem& problem, int first_key
   return tiles_of(max(first_key - problem.last, 0), min(last_key - problem.first, problem.Sq - 1));
 }
 
-// Those of keys of which some are seen by one of a block's queries.
-__device__ inline Tiles keys_of(const BackwardProblem& problem, int first_row, int block_m) {
-  const int last_row = min(first_row + block_m, problem.Sq) - 1;
-  return tiles_of(max(first_row + problem.first, 0), min(last_row + problem.last, problem.Sk - 1));
-}
-
 // True if some of the TILE_ROWS queries does not see some of the TILE_ROWS keys.
 __device__ inline bool hides(const BackwardProblem& problem, int first_row, int first_key) {
   const int last_row = min(first_row + TILE_ROWS, problem.Sq) - 1;
   const int last_key = first_key + TILE_ROWS - 1;
   return last_key >= problem.Sk || first_row + problem.last < last_key ||
          last_row + problem.first > first_key;
+}
+
+// Hides queries that do not see a key, and keys beyond the last one. `key` and `row` are those of the
+// thread's first score.
+__device__ inline void hide_columns(float (&scores)[TILE_ROWS / 2], const BackwardProblem& problem, int key,
+                                    int row) {
+#pragma unroll
+  for (int i = 0; i < TILE_ROWS / 2; ++i) {
+    const int in_block = key + i % 4 / 2 * 8;
+    const int low = in_block - problem.last - row;
+    const int high = in_block < problem.Sk ? in_block - problem.first - row : -1;
+    const int at = i / 4 * 8 + i % 2;
+    if (at < low || at > high) scores[i] = problem.factor < 0 ? INFINITY : -INFINITY;
+  }
 }

@@ -18,7 +18,6 @@
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
-#include "lib/ptx/wgmma_registers.cuh"
 #include "tiles.cuh"
 
 constexpr int WARPGROUPS = 2;  // all alike, TILE_ROWS rows of the block's own each
@@ -45,6 +44,12 @@ struct QueriesShared {
   Tile<WIDTH> k[STAGES], v[STAGES];
   uint64_t own_full, full[STAGES], empty[STAGES];
 };
+
+// Those of keys of which some are seen by one of a block's queries.
+__device__ inline Tiles keys_of(const BackwardProblem& problem, int first_row, int block_m) {
+  const int last_row = min(first_row + block_m, problem.Sq) - 1;
+  return tiles_of(max(first_row + problem.first, 0), min(last_row + problem.last, problem.Sk - 1));
+}
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
@@ -237,14 +242,11 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_hold(dp);
     if (hides(problem, first_row, first_key)) hide(scores, problem, row, first_key + thread % 4 * 2);
     differentiate(scores, dp, lse, delta, problem.factor);
-    uint32_t ds[TILE_ROWS / 16][4];  // where 16 columns of sums lie, wgmma expects its first operand
-#pragma unroll
-    for (int j = 0; j < TILE_ROWS / 2; j += 2) ds[j / 8][j % 8 / 2] = rounded_pair<T>(dp[j], dp[j + 1]);
+    uint32_t ds[TILE_ROWS / 16][4];
+    round_to<T>(ds, dp);
 
     wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < TILE_ROWS / 16; ++step)
-      wgmma_m64k16_registers<WIDTH, T, false>(dq, ds[step], k_tile + step * (16 * ROW_BYTES / 16), true);
+    multiply_from_registers<T, WIDTH>(dq, ds, k_tile);
     wgmma_commit_group();
     wgmma_wait_group<0>();  // for the product, before its operands are overwritten
     wgmma_hold(dq);

@@ -16,6 +16,7 @@
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
+#include "lib/head_sums.cuh"
 #include "lib/ptx/reduce.cuh"
 #include "tiles.cuh"
 
@@ -23,9 +24,6 @@ constexpr int WARPGROUPS = 2;  // all alike, TILE_ROWS keys each
 constexpr int BLOCK = WARPGROUPS * TILE_ROWS;
 constexpr int STAGES = 2;
 constexpr int THREADS = WARPGROUPS * WARPGROUP;
-constexpr int PART = TILE_ROWS * 64;         // sums of dq in a panel of 64 columns
-constexpr int QUADS = PART / 4 / WARPGROUP;  // four neighbours in a thread's sums
-constexpr int ROUNDING_THREADS = 256;
 
 // WIDTH is D, padded to whole panels.
 template <int WIDTH>
@@ -201,26 +199,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// dq from its sums: a thread has four of them, two neighbours in each of two rows.
+// dq from its sums.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(ROUNDING_THREADS)
     attention_backward_v03_one_pass_rounding_kernel(const __grid_constant__ BackwardProblem problem,
                                                     const float4* sums) {
-  const int64_t at = int64_t{blockIdx.x} * ROUNDING_THREADS + threadIdx.x;
-  const int thread = at % WARPGROUP, quad = at / WARPGROUP % QUADS;
-  const int panel = at / (WARPGROUP * QUADS) % (WIDTH / 64);
-  const int64_t tile = at / (WARPGROUP * QUADS * (WIDTH / 64));  // over all heads
-  const int tiles = problem.padded / TILE_ROWS;
-  const int row = tile % tiles * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
-  const int column = panel * 64 + quad * 8 + thread % 4 * 2;
-  if (column >= problem.D) return;
-  const float4 found = sums[at];
-  T* line = static_cast<T*>(problem.dq) + (tile / tiles * problem.Sq + row) * problem.D + column;
-  const float scale = problem.scale;
-  if (row < problem.Sq)
-    *reinterpret_cast<uint32_t*>(line) = rounded_pair<T>(found.x * scale, found.y * scale);
-  if (row + 8 < problem.Sq)
-    *reinterpret_cast<uint32_t*>(line + 8 * problem.D) = rounded_pair<T>(found.z * scale, found.w * scale);
+  round_dq<T, WIDTH>(problem, sums);
 }
 
 void attention_backward_v03_one_pass(const AttentionBackwardArgs& args) {

@@ -15,17 +15,14 @@
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
+#include "lib/head_sums.cuh"
 #include "lib/ptx/reduce.cuh"
-#include "lib/ptx/wgmma_registers.cuh"
 #include "tiles.cuh"
 
 constexpr int WARPGROUPS = 2;  // all alike, TILE_ROWS keys each
 constexpr int BLOCK = WARPGROUPS * TILE_ROWS;
 constexpr int STAGES = 2;
 constexpr int THREADS = WARPGROUPS * WARPGROUP;
-constexpr int PART = TILE_ROWS * 64;         // sums of dq in a panel of 64 columns
-constexpr int QUADS = PART / 4 / WARPGROUP;  // four neighbours in a thread's sums
-constexpr int ROUNDING_THREADS = 256;
 
 // WIDTH is D, padded to whole panels.
 template <int WIDTH>
@@ -56,29 +53,6 @@ __device__ inline void multiply_pairs(float (&dq)[QUADS * 4], Shared<WIDTH>& sha
   }
 }
 
-// Starts sums += pairs @ b for pairs [keys, queries] in registers and a tile b [queries, WIDTH].
-template <typename T, int WIDTH>
-__device__ inline void multiply_queries(float (&sums)[WIDTH / 2], const uint32_t (&pairs)[TILE_ROWS / 16][4],
-                                        uint64_t b) {
-#pragma unroll
-  for (int step = 0; step < TILE_ROWS / 16; ++step)
-    wgmma_m64k16_registers<WIDTH, T, false>(sums, pairs[step], b + step * (16 * ROW_BYTES / 16), true);
-}
-
-// Hides queries that do not see a key, and keys beyond the last one. `key` and `row` are those of the
-// thread's first score.
-__device__ inline void hide_columns(float (&scores)[TILE_ROWS / 2], const BackwardProblem& problem, int key,
-                                    int row) {
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS / 2; ++i) {
-    const int in_block = key + i % 4 / 2 * 8;
-    const int low = in_block - problem.last - row;
-    const int high = in_block < problem.Sk ? in_block - problem.first - row : -1;
-    const int at = i / 4 * 8 + i % 2;
-    if (at < low || at > high) scores[i] = problem.factor < 0 ? INFINITY : -INFINITY;
-  }
-}
-
 // Turns scores [keys, queries] into p, and dp into ds. lse and delta are those of the tile's queries.
 __device__ inline void differentiate_columns(float (&scores)[TILE_ROWS / 2], float (&dp)[TILE_ROWS / 2],
                                              const float (&lse)[TILE_ROWS], const float (&delta)[TILE_ROWS],
@@ -94,14 +68,6 @@ __device__ inline void differentiate_columns(float (&scores)[TILE_ROWS / 2], flo
       dp[i] = scores[i] * (dp[i] - (i % 2 ? own_delta.y : own_delta.x));
     }
   }
-}
-
-// Rounds pairs: where 16 columns of sums lie, wgmma expects its first operand.
-template <typename T>
-__device__ inline void round_to(uint32_t (&pairs)[TILE_ROWS / 16][4], const float (&values)[TILE_ROWS / 2]) {
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS / 2; i += 2)
-    pairs[i / 8][i % 8 / 2] = rounded_pair<T>(values[i], values[i + 1]);
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -183,8 +149,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     float dq[QUADS * 4];
     wgmma_fence();
     multiply_pairs<T, WIDTH>(dq, shared, warpgroup);
-    multiply_queries<T, WIDTH>(dv, p, dout_tile);
-    multiply_queries<T, WIDTH>(dk, ds, q_tile);
+    multiply_from_registers<T, WIDTH>(dv, p, dout_tile);
+    multiply_from_registers<T, WIDTH>(dk, ds, q_tile);
     wgmma_commit_group();
     if (thread == 0) bulk_wait_group_read<0>();  // for dq's earlier part to have left shared memory
     wgmma_wait_group<0>();                       // for all products
@@ -224,26 +190,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// dq from its sums: a thread has four of them, two neighbours in each of two rows.
+// dq from its sums.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(ROUNDING_THREADS)
     attention_backward_v04_transposed_rounding_kernel(const __grid_constant__ BackwardProblem problem,
                                                       const float4* sums) {
-  const int64_t at = int64_t{blockIdx.x} * ROUNDING_THREADS + threadIdx.x;
-  const int thread = at % WARPGROUP, quad = at / WARPGROUP % QUADS;
-  const int panel = at / (WARPGROUP * QUADS) % (WIDTH / 64);
-  const int64_t tile = at / (WARPGROUP * QUADS * (WIDTH / 64));  // over all heads
-  const int tiles = problem.padded / TILE_ROWS;
-  const int row = tile % tiles * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
-  const int column = panel * 64 + quad * 8 + thread % 4 * 2;
-  if (column >= problem.D) return;
-  const float4 found = sums[at];
-  T* line = static_cast<T*>(problem.dq) + (tile / tiles * problem.Sq + row) * problem.D + column;
-  const float scale = problem.scale;
-  if (row < problem.Sq)
-    *reinterpret_cast<uint32_t*>(line) = rounded_pair<T>(found.x * scale, found.y * scale);
-  if (row + 8 < problem.Sq)
-    *reinterpret_cast<uint32_t*>(line + 8 * problem.D) = rounded_pair<T>(found.z * scale, found.w * scale);
+  round_dq<T, WIDTH>(problem, sums);
 }
 
 void attention_backward_v04_transposed(const AttentionBackwardArgs& args) {

@@ -14,8 +14,8 @@
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
+#include "lib/head_sums.cuh"
 #include "lib/ptx/reduce.cuh"
-#include "lib/ptx/wgmma_registers.cuh"
 #include "tiles.cuh"
 
 constexpr int CONSUMERS = 2;  // warpgroups that compute, TILE_ROWS keys each
@@ -24,9 +24,6 @@ constexpr int STAGES = 2;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;  // the first one moves data
 constexpr int PRODUCER_REGISTERS = 24;
 constexpr int CONSUMER_REGISTERS = 240;
-constexpr int PART = TILE_ROWS * 64;         // sums of dq in a panel of 64 columns
-constexpr int QUADS = PART / 4 / WARPGROUP;  // four neighbours in a thread's sums
-constexpr int ROUNDING_THREADS = 256;
 
 static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <= 65536, "of an SM");
 
@@ -62,29 +59,6 @@ __device__ inline void multiply_pairs(float (&dq)[QUADS * 4], Shared<WIDTH>& sha
   }
 }
 
-// Starts sums += pairs @ b for pairs [keys, queries] in registers and a tile b [queries, WIDTH].
-template <typename T, int WIDTH>
-__device__ inline void multiply_queries(float (&sums)[WIDTH / 2], const uint32_t (&pairs)[TILE_ROWS / 16][4],
-                                        uint64_t b) {
-#pragma unroll
-  for (int step = 0; step < TILE_ROWS / 16; ++step)
-    wgmma_m64k16_registers<WIDTH, T, false>(sums, pairs[step], b + step * (16 * ROW_BYTES / 16), true);
-}
-
-// Hides queries that do not see a key, and keys beyond the last one. `key` and `row` are those of the
-// thread's first score.
-__device__ inline void hide_columns(float (&scores)[TILE_ROWS / 2], const BackwardProblem& problem, int key,
-                                    int row) {
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS / 2; ++i) {
-    const int in_block = key + i % 4 / 2 * 8;
-    const int low = in_block - problem.last - row;
-    const int high = in_block < problem.Sk ? in_block - problem.first - row : -1;
-    const int at = i / 4 * 8 + i % 2;
-    if (at < low || at > high) scores[i] = problem.factor < 0 ? INFINITY : -INFINITY;
-  }
-}
-
 // Turns scores [keys, queries] into p. lse is that of the tile's queries.
 __device__ inline void exponentiate(float (&scores)[TILE_ROWS / 2], const float (&lse)[TILE_ROWS],
                                     float factor) {
@@ -106,14 +80,6 @@ __device__ inline void differentiate(const float (&p)[TILE_ROWS / 2], float (&dp
 #pragma unroll
     for (int i = j * 4; i < j * 4 + 4; ++i) dp[i] = p[i] * (dp[i] - (i % 2 ? own.y : own.x));
   }
-}
-
-// Rounds pairs: where 16 columns of sums lie, wgmma expects its first operand.
-template <typename T>
-__device__ inline void round_to(uint32_t (&pairs)[TILE_ROWS / 16][4], const float (&values)[TILE_ROWS / 2]) {
-#pragma unroll
-  for (int i = 0; i < TILE_ROWS / 2; i += 2)
-    pairs[i / 8][i % 8 / 2] = rounded_pair<T>(values[i], values[i + 1]);
 }
 
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL
@@ -220,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_wait_group<0>();  // for dp
     wgmma_hold(dp);
     wgmma_fence();
-    multiply_queries<T, WIDTH>(dv, p, dout_tile);
+    multiply_from_registers<T, WIDTH>(dv, p, dout_tile);
     wgmma_commit_group();
     differentiate(scores, dp, shared.delta[stage]);
     round_to<T>(ds, dp);
@@ -232,7 +198,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     wgmma_fence();
     multiply_pairs<T, WIDTH>(dq, shared, stage, consumer);
     wgmma_commit_group();
-    multiply_queries<T, WIDTH>(dk, ds, q_tile);
+    multiply_from_registers<T, WIDTH>(dk, ds, q_tile);
     wgmma_commit_group();
     wgmma_wait_group<1>();  // for dv and dq
     wgmma_hold(dq);
@@ -257,26 +223,12 @@ __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-// dq from its sums: a thread has four of them, two neighbours in each of two rows.
+// dq from its sums.
 template <typename T, int WIDTH>
 __global__ void __launch_bounds__(ROUNDING_THREADS)
     attention_backward_v06_overlapped_rounding_kernel(const __grid_constant__ BackwardProblem problem,
                                                       const float4* sums) {
-  const int64_t at = int64_t{blockIdx.x} * ROUNDING_THREADS + threadIdx.x;
-  const int thread = at % WARPGROUP, quad = at / WARPGROUP % QUADS;
-  const int panel = at / (WARPGROUP * QUADS) % (WIDTH / 64);
-  const int64_t tile = at / (WARPGROUP * QUADS * (WIDTH / 64));  // over all heads
-  const int tiles = problem.padded / TILE_ROWS;
-  const int row = tile % tiles * TILE_ROWS + thread / 32 * 16 + thread % 32 / 4;
-  const int column = panel * 64 + quad * 8 + thread % 4 * 2;
-  if (column >= problem.D) return;
-  const float4 found = sums[at];
-  T* line = static_cast<T*>(problem.dq) + (tile / tiles * problem.Sq + row) * problem.D + column;
-  const float scale = problem.scale;
-  if (row < problem.Sq)
-    *reinterpret_cast<uint32_t*>(line) = rounded_pair<T>(found.x * scale, found.y * scale);
-  if (row + 8 < problem.Sq)
-    *reinterpret_cast<uint32_t*>(line + 8 * problem.D) = rounded_pair<T>(found.z * scale, found.w * scale);
+  round_dq<T, WIDTH>(problem, sums);
 }
 
 void attention_backward_v06_overlapped(const AttentionBackwardArgs& args) {
