@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernel_twins.ops import ptx
 from kernel_twins.ops.attention import reference, sdpa, shared
 from kernel_twins.ops.attention.flash4 import flash4
-from kernel_twins.spec import Case, Drawn, Op, Prediction, SizeAxis, Step
+from kernel_twins.spec import Case, Drawn, Op, Prediction, Step
 from kernel_twins.spec.chance import Draws
 
 _NONE_HIDDEN = "Gluon's blocks of 128 queries have one tile of keys at the diagonal, and both consumers see it."
@@ -99,13 +99,7 @@ _HUGE_CASES = (
     Case.of(32, 1, 16, 256, dtype="bf16", keys=str(2**18 + 1), cap="2"),
 )
 
-# B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
-_SHAPES = tuple(
-    Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
-    for d in (128, 64, 256)
-    for s in (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-    for mask in ({}, {"mask": "causal"})
-)
+_SHAPES = shared.shapes(128, 64, 256)
 _HEADLINES = tuple(case for case in _SHAPES if case.shape[2] in (2_048, 8_192))
 _BENCH_CASES = tuple(case for case in _HEADLINES if case.shape[2] == 8_192)
 
@@ -130,11 +124,7 @@ OP = Op(
     bench_cases=_BENCH_CASES,
     wide_cases=tuple(case for case in _SHAPES if case not in _BENCH_CASES),
     headline_cases=_HEADLINES,
-    size_axis=SizeAxis(
-        "S, sequence length",
-        lambda case: case.shape[2],
-        lambda case: f"D = {case.shape[3]}, {case.get('mask') or 'full'}",
-    ),
+    size_axis=shared.SIZE_AXIS,
     profile_case=_FULL,
     ceiling="bf16",
     flops=shared.flops,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernel_twins.ops import ptx
 from kernel_twins.ops.attention import backward_baselines, shared
 from kernel_twins.ops.attention.backward_reference import description, deviation, exemplar
-from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, SizeAxis, Step
+from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -122,27 +122,14 @@ def _check(
     from kernel_twins.ops import tensors
 
     operands = {"q": q, "dout": dout, "k": k, "v": v, "result": result}
-    for name, tensor in operands.items():
-        tensors.require_dtype(name, tensor, "bf16", "fp16")
-        tensors.require_same_dtype(name, tensor, "q", q)
-        tensors.require_rank(name, tensor, 4)
-        tensors.require_device(name, tensor, "q", q)
-        if tensor.stride(3) != 1 and tensor.shape[3] > 1:
-            raise ValueError(f"{name} has strides {tensor.stride()}, the last must be 1: call {name}.contiguous()")
-    batch, heads, queries, d = q.shape
-    if d % 8 or not 0 < d <= LARGEST_D:
-        raise ValueError(f"q has a head dimension of {d}, must be a multiple of 8 up to {LARGEST_D}: pad it with zeros")
-    kv_heads = k.shape[1]
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"k has {kv_heads} heads, must divide q's {heads}: repeat them")
-    tensors.require_shape("k", k, (batch, kv_heads, k.shape[2], d), "batch and head dimension are q's")
-    tensors.require_shape("v", v, tuple(k.shape), "it has a row for each of k's")
+    shared.require_rows(operands)
+    shared.require_heads(q, k, v, LARGEST_D)
     for name in ("dout", "result"):
         tensors.require_shape(name, operands[name], tuple(q.shape), "it has a row for each of q's")
     rows = {"lse": lse} | ({} if dlse is None else {"dlse": dlse})
     for name, numbers in rows.items():
         tensors.require_dtype(name, numbers, "fp32")
-        tensors.require_shape(name, numbers, (batch, heads, queries), "it has a number for each query")
+        tensors.require_shape(name, numbers, tuple(q.shape[:3]), "it has a number for each query")
         tensors.require_device(name, numbers, "q", q)
         tensors.require_contiguous(name, numbers)
     operands |= rows
@@ -170,13 +157,7 @@ def _bytes(case: Case) -> int:
     return elements * ITEMSIZE[case.dtype] + b * h * queries * 4
 
 
-# B S = 16,384 and H D = 2,048: sequences of every length cost the same memory.
-_SHAPES = tuple(
-    Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
-    for d in (128, 64)
-    for s in (512, 1_024, 2_048, 4_096, 8_192, 16_384)
-    for mask in ({}, {"mask": "causal"})
-)
+_SHAPES = shared.shapes(128, 64)
 _HEADLINES = tuple(case for case in _SHAPES if case.shape[2] in (2_048, 8_192))
 _BENCH_CASES = tuple(case for case in _HEADLINES if case.shape[2] == 8_192)
 
@@ -203,11 +184,7 @@ OP = Op(
     bench_cases=_BENCH_CASES,
     wide_cases=tuple(case for case in _SHAPES if case not in _BENCH_CASES),
     headline_cases=_HEADLINES,
-    size_axis=SizeAxis(
-        "S, sequence length",
-        lambda case: case.shape[2],
-        lambda case: f"D = {case.shape[3]}, {case.get('mask') or 'full'}",
-    ),
+    size_axis=shared.SIZE_AXIS,
     profile_case=_FULL,
     ceiling="bf16",
     flops=lambda case: 10 * case.shape[1] * shared.seen(case) * case.shape[3],  # five products of 2 D for each pair

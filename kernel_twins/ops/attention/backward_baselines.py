@@ -33,10 +33,6 @@ def _require(name: str, q: Tensor, dlse: Tensor | None) -> None:
         raise UnavailableError(f"{name} takes no gradient of the rows' logarithms")
 
 
-def _is_aligned(tensor: Tensor) -> bool:
-    return tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:3])
-
-
 def flash(
     dout: Tensor,
     q: Tensor,
@@ -57,7 +53,7 @@ def flash(
     before, behind = window_of(band, q.shape[2], k.shape[2], False)
     if min(before or 0, behind or 0) < 0 or 0 in (*q.shape, *k.shape):
         raise UnavailableError("PyTorch's FlashAttention-2 takes windows that hold the query's own key")
-    if not all(map(_is_aligned, (dout, q, k, v, result))):
+    if not all(map(sdpa.is_aligned, (dout, q, k, v, result))):
         raise UnavailableError("PyTorch's FlashAttention-2 takes rows that start at multiples of 16 bytes")
     none = q.new_empty(0, dtype=torch.int64)  # the state of its dropout
     found = torch.ops.aten._flash_attention_backward(
@@ -96,17 +92,16 @@ def cudnn(
     import torch
 
     _require("cuDNN", q, dlse)
-    queries, keys = q.shape[2], k.shape[2]
-    full, causal = band[0] <= 1 - queries and band[1] >= keys - 1, band[0] <= 1 - queries and band[1] == 0
-    if not (full or causal) or 0 in (*q.shape, *k.shape):
+    full = sdpa.is_full(band, q, k)
+    if not (full or sdpa.is_causal(band, q)) or 0 in (*q.shape, *k.shape):
         raise UnavailableError("cuDNN is called without a mask, or with PyTorch's is_causal")
-    if not all(map(_is_aligned, (dout, q, k, v, result))):
+    if not all(map(sdpa.is_aligned, (dout, q, k, v, result))):
         raise UnavailableError("cuDNN takes rows that start at multiples of 16 bytes")
     none = torch.zeros((), dtype=torch.int64, device=q.device)  # the state of its dropout
     try:
         dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-            dout, q, k, v, result, lse[..., None], none, none, None, None, None, queries, keys, 0.0,
-            causal and not full, scale=scale,
+            dout, q, k, v, result, lse[..., None], none, none, None, None, None, q.shape[2], k.shape[2], 0.0,
+            not full, scale=scale,
         )  # fmt: skip
     except RuntimeError as error:
         raise UnavailableError("cuDNN does not take these operands") from error

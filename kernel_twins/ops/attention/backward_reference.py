@@ -42,7 +42,8 @@ def _tiles_of(case: Case, inputs: tuple[Tensor, ...], b: int, h: int) -> Iterato
     import torch
 
     dout, q, k, v, result, lse, *rest = inputs
-    scale, band = float(options(case)["scale"]), options(case)["band"]
+    given = options(case)
+    scale, band = float(given["scale"]), given["band"]
     kv_head = h // (case.shape[1] // kv_heads_of(case))
     kh, vh = k[b, kv_head].double(), v[b, kv_head].double()
     step = max(1, _CHUNK // max(1, len(kh)))

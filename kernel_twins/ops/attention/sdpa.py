@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from torch import Tensor, device
 
 
-def _is_full(band: Band, q: Tensor, k: Tensor) -> bool:
+def is_full(band: Band, q: Tensor, k: Tensor) -> bool:
+    """Whether every query sees every key."""
     return band[0] <= 1 - q.shape[2] and band[1] >= k.shape[2] - 1
 
 
-def _is_causal(band: Band, q: Tensor) -> bool:
+def is_causal(band: Band, q: Tensor) -> bool:
     """Whether it is PyTorch's ``is_causal``: query i sees keys 0 to i."""
     return band[0] <= 1 - q.shape[2] and band[1] == 0
 
 
-def _is_aligned(tensor: Tensor) -> bool:
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether rows start at multiples of 16 bytes."""
     return tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:3])
 
 
@@ -65,8 +67,8 @@ def torch_sdpa(
     from torch.nn.functional import scaled_dot_product_attention
 
     given: dict[str, Any] = {}
-    if not _is_full(band, q, k):
-        causal = _is_causal(band, q)
+    if not is_full(band, q, k):
+        causal = is_causal(band, q)
         given = {"is_causal": True} if causal else {"attn_mask": visible(band, q.shape[2], k.shape[2], q.device)}
     return scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=k.shape[1] != q.shape[1], **given), None
 
@@ -90,9 +92,9 @@ def pinned(name: str) -> Callable[..., tuple[Tensor, None]]:
         _refuse(name, starts, softcap)
         if not q.is_cuda:
             raise UnavailableError(f"{name} is for tensors on a GPU")
-        if not (_is_full(band, q, k) or _is_causal(band, q)):
+        if not (is_full(band, q, k) or is_causal(band, q)):
             raise UnavailableError(f"{name} takes no mask of booleans")
-        if not all(map(_is_aligned, (q, k, v))):  # flash's launch fails there
+        if not all(map(is_aligned, (q, k, v))):  # flash's launch fails there
             raise UnavailableError(f"{name} takes rows that start at multiples of 16 bytes")
         with sdpa_kernel(getattr(SDPBackend, name)):
             try:
@@ -127,7 +129,7 @@ def flex(mode: str = "default") -> Callable[..., Any]:
             raise UnavailableError("FlexAttention takes no tensors without elements")
         if q.shape[3] < 16:
             raise UnavailableError("FlexAttention takes head dimensions from 16 on")
-        blocks = None if _is_full(band, q, k) else _blocks(band, q.shape[2], k.shape[2], q.device)
+        blocks = None if is_full(band, q, k) else _blocks(band, q.shape[2], k.shape[2], q.device)
         return compiled(q, k, v, out=out, scale=scale, blocks=blocks, capped=_capped(softcap)), None
 
     return call

@@ -16,9 +16,10 @@ A case is [B, H, S, D]: batch, query heads, queries, head dimension. Its variant
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kernel_twins.spec import ITEMSIZE, Case, Output
+from kernel_twins.spec import ITEMSIZE, Case, Output, SizeAxis
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -31,6 +32,23 @@ LARGEST_PLAIN_D = 128
 _PADDING = 3  # tokens behind the last sequence's keys
 _OVERFLOWING = 24.0  # times a query: exponentials of its scores overflow fp32
 _BORDER = 8.0
+
+
+SIZE_AXIS = SizeAxis(
+    "S, sequence length",
+    lambda case: case.shape[2],
+    lambda case: f"D = {case.shape[3]}, {case.get('mask') or 'full'}",
+)
+
+
+def shapes(*dims: int) -> tuple[Case, ...]:
+    """Full and causal, with B S = 16,384 and H D = 2,048: sequences of every length cost the same memory."""
+    return tuple(
+        Case.of(16_384 // s, 2_048 // d, s, d, dtype="bf16", **mask)
+        for d in dims
+        for s in (512, 1_024, 2_048, 4_096, 8_192, 16_384)
+        for mask in ({}, {"mask": "causal"})
+    )
 
 
 def keys_of(case: Case) -> int:
@@ -191,24 +209,12 @@ def check(
     """
     from kernel_twins.ops import tensors
 
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        tensors.require_dtype(name, tensor, "bf16", "fp16")
-        tensors.require_same_dtype(name, tensor, "q", q)
-        tensors.require_rank(name, tensor, 4)
-        tensors.require_device(name, tensor, "q", q)
-        if tensor.stride(3) != 1:
-            raise ValueError(f"{name} has strides {tensor.stride()}, the last must be 1: call {name}.contiguous()")
-    batch, heads, queries, d = q.shape
+    operands = {"q": q, "k": k, "v": v}
+    require_rows(operands)
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap is {softcap}, must be greater than 0: pass None for none")
     _check_starts(q, cu_seqlens_q, cu_seqlens_k)
-    if d % 8 or not 0 < d <= LARGEST_D:
-        raise ValueError(f"q has a head dimension of {d}, must be a multiple of 8 up to {LARGEST_D}: pad it with zeros")
-    kv_heads = k.shape[1]
-    if kv_heads == 0 or heads % kv_heads:
-        raise ValueError(f"k has {kv_heads} heads, must divide q's {heads}: repeat them")
-    tensors.require_shape("k", k, (batch, kv_heads, k.shape[2], d), "batch and head dimension are q's")
-    tensors.require_shape("v", v, tuple(k.shape), "it has a row for each of k's")
+    require_heads(q, k, v, LARGEST_D)
     if not isinstance(out, tuple):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of 2 tensors: the result, lse")
     if len(out) != 2:
@@ -219,13 +225,41 @@ def check(
     tensors.require_same_dtype("out[0]", result, "q", q)
     tensors.require_shape("out[0]", result, tuple(q.shape), "it has a row for each query")
     tensors.require_dtype("out[1]", lse, "fp32")
-    tensors.require_shape("out[1]", lse, (batch, heads, queries), "it has a number for each query")
+    tensors.require_shape("out[1]", lse, tuple(q.shape[:3]), "it has a number for each query")
     tensors.require_apart(result, "out[1]", lse)
     for name, tensor in (("out[0]", result), ("out[1]", lse)):
         tensors.require_device(name, tensor, "q", q)
         tensors.require_contiguous(name, tensor)
-        for other, operand in (("q", q), ("k", k), ("v", v)):
+        for other, operand in operands.items():
             tensors.require_apart(tensor, other, operand)
+
+
+def require_rows(operands: Mapping[str, Tensor]) -> None:
+    """TypeError or ValueError unless these are [B, heads, S, D] of q's dtype and device, with rows of D neighbours."""
+    from kernel_twins.ops import tensors
+
+    q = operands["q"]
+    for name, tensor in operands.items():
+        tensors.require_dtype(name, tensor, "bf16", "fp16")
+        tensors.require_same_dtype(name, tensor, "q", q)
+        tensors.require_rank(name, tensor, 4)
+        tensors.require_device(name, tensor, "q", q)
+        if tensor.stride(3) != 1:
+            raise ValueError(f"{name} has strides {tensor.stride()}, the last must be 1: call {name}.contiguous()")
+
+
+def require_heads(q: Tensor, k: Tensor, v: Tensor, largest_d: int) -> None:
+    """ValueError if q, k and v do not fit together, or have a head dimension that no step takes."""
+    from kernel_twins.ops import tensors
+
+    batch, heads, _, d = q.shape
+    if d % 8 or not 0 < d <= largest_d:
+        raise ValueError(f"q has a head dimension of {d}, must be a multiple of 8 up to {largest_d}: pad it with zeros")
+    kv_heads = k.shape[1]
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"k has {kv_heads} heads, must divide q's {heads}: repeat them")
+    tensors.require_shape("k", k, (batch, kv_heads, k.shape[2], d), "batch and head dimension are q's")
+    tensors.require_shape("v", v, tuple(k.shape), "it has a row for each of k's")
 
 
 def require_starts(name: str, starts: Tensor, q: Tensor) -> None:
