@@ -25,6 +25,14 @@ struct AttentionBackwardArgs {
   float scale;  // of either sign
   Band band;
   Dtype dtype;  // of all but lse and dlse: bf16 or fp16
+  // What v10 alone serves. With sequences B is 1, and Sq and Sk are the tokens of all. A gradient that is not
+  // wanted is nullptr.
+  HeadStrides dq_stride, dk_stride, dv_stride;
+  float softcap = 0.0f;  // as the forward pass had it
+  const int *starts_q = nullptr, *starts_k = nullptr;
+  int64_t sequences = 0;
+  bool from_end = false;
+  bool deterministic = false;  // dq is bit-equal in every run; dk and dv always are
   const Memory* memory;
   cudaStream_t stream;
 };
