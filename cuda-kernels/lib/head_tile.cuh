@@ -30,4 +30,18 @@ __device__ inline void negate(uint8_t (&q)[PANELS][BYTES], int number) {
   named_barrier_sync(1 + number, WARPGROUP);  // for all threads' words
 }
 
+// A warpgroup, by its number among those that compute, turns a tile's rows from `rows` on into zeros. Behind
+// a sequence's last row lie the next sequence's, or a padding: a NaN there times 0 would be NaN. Each
+// warpgroup that reads the tile does so, and waits for no other: these write zeros as well.
+template <int PANELS, int BYTES>
+__device__ inline void clear_rows(uint8_t (&tile)[PANELS][BYTES], int rows, int number) {
+  constexpr int PIECES = ROW_BYTES / 16;
+  const int count = (BYTES / ROW_BYTES - rows) * PIECES;
+#pragma unroll 1
+  for (int i = threadIdx.x % WARPGROUP; i < count * PANELS; i += WARPGROUP)
+    reinterpret_cast<uint4*>(tile[i / count])[rows * PIECES + i % count] = {};
+  fence_proxy_async();                        // shows them to wgmma
+  named_barrier_sync(1 + number, WARPGROUP);  // for all threads' zeros
+}
+
 #endif  // __CUDA_ARCH_FEAT_SM90_ALL

@@ -48,20 +48,6 @@ __device__ inline void hide(float (&scores)[N], const Task& task, int row, int k
   }
 }
 
-// A consumer, by its number, turns the rows of v behind the first `keys` into zeros. Behind a sequence's last
-// key lie the next sequence's values, or a padding's: a NaN there times a probability of 0 would be NaN. Each
-// consumer that reads the tile does so, and waits for no other: these write zeros as well.
-template <typename Tile>
-__device__ inline void clear(uint8_t (&v)[Tile::PANELS][Tile::K_BYTES], int keys, int consumer) {
-  constexpr int PIECES = ROW_BYTES / 16;
-  const int count = (Tile::BLOCK_N - keys) * PIECES;
-#pragma unroll 1
-  for (int i = threadIdx.x % WARPGROUP; i < count * Tile::PANELS; i += WARPGROUP)
-    reinterpret_cast<uint4*>(v[i / count])[keys * PIECES + i % count] = {};
-  fence_proxy_async();                          // shows them to wgmma
-  named_barrier_sync(1 + consumer, WARPGROUP);  // for all threads' zeros
-}
-
 constexpr float THRESHOLD = 8.0f;  // powers of 2
 
 // Raises the rows' maxima to those of the scores if one of the warp's has grown by much. Then the result is

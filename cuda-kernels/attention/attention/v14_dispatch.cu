@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(Tile<WIDTH>::THREADS, 1)
       await_copy(shared.v_full, i);
       if (!masked || problem.keys.starts == nullptr) return;
       const int keys = task.Sk - walk[i] * Tile::BLOCK_N;
-      if (keys < Tile::BLOCK_N) clear<Tile>(shared.v[stage_of(i)], keys, consumer);
+      if (keys < Tile::BLOCK_N) clear_rows(shared.v[stage_of(i)], keys, consumer);
     };
     const auto pass = [&](int i) {
       await_copy(shared.k_full, i);  // though nobody reads them: arrivals must not overtake the copies

@@ -32,10 +32,10 @@ __device__ inline Task task_of(const AnyProblem& problem, const Queue& queue, un
   } else {
     if (number >= static_cast<unsigned>(queue.tiles)) return task;
     const int in_order = static_cast<int>(number) / problem.heads;  // all heads of a slot behind each other
-    const int slot = queue.last_first ? queue.blocks_m - 1 - in_order : in_order;
-    const int n = problem.queries.sequence_of(slot, queue.block_m);
+    const int slot = queue.last_first ? queue.blocks - 1 - in_order : in_order;
+    const int n = problem.queries.sequence_of(slot, queue.block);
     task.head = static_cast<int>(number) % problem.heads;
-    task.row = (slot - problem.queries.first_slot(n, queue.block_m)) * queue.block_m;
+    task.row = (slot - problem.queries.first_slot(n, queue.block)) * queue.block;
     task.first_q = problem.queries.starts[n];
     task.first_k = problem.keys.starts[n];
     task.Sq = problem.queries.starts[n + 1] - task.first_q;

@@ -1,0 +1,270 @@
+// attention_backward v08_scheduled: blocks stay, and take tiles of keys from a queue, the heaviest first.
+//
+// Change:   there are as many blocks as SMs. A block's producer draws tiles of keys from a counter, in the
+//           order of a queue: heads whose queries, their gradients and sums fit into L2 together form a
+//           section, and within a section tiles that the most queries see come first. v07 had a block for
+//           each tile, of one head after the other.
+// Why:      a block that ends leaves its SM idle until the next one has set up its barriers and its first
+//           tiles have come. One that stays fetches the next tile's queries while the last one's gradients
+//           are stored. With heavy tiles first, no SM begins a long one when the others are done.
+// Counter:  time falls where sequences are short, and under a causal band.
+// Requires: as v07; zeroed memory, which is left zero.
+// Source:   Dao-AILab, FlashAttention-3's tile_scheduler.hpp: the order and the counter.
+// Twin:     none: Triton's kernels leave the order of blocks to the hardware
+#include "delta.cuh"
+#include "lib/activation.cuh"
+#include "lib/head_dispatch.h"
+#include "lib/head_queue.cuh"
+#include "lib/head_sums.cuh"
+#include "lib/ptx/reduce.cuh"
+#include "tiles.cuh"
+
+constexpr int CONSUMERS = 2;  // warpgroups that compute, TILE_ROWS keys each
+constexpr int BLOCK = CONSUMERS * TILE_ROWS;
+constexpr int STAGES = 2;
+constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;  // the first one moves data
+constexpr int PRODUCER_REGISTERS = 24;
+constexpr int CONSUMER_REGISTERS = 240;
+
+static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <= 65536, "of an SM");
+
+// WIDTH is D, padded to whole panels.
+template <int WIDTH>
+struct Shared {
+  uint8_t k[CONSUMERS][WIDTH / 64][TILE_BYTES], v[CONSUMERS][WIDTH / 64][TILE_BYTES];
+  uint8_t q[STAGES][WIDTH / 64][TILE_BYTES], dout[STAGES][WIDTH / 64][TILE_BYTES];
+  uint8_t ds[STAGES][CONSUMERS][TILE_BYTES];  // [keys, queries]
+  float lse[STAGES][TILE_ROWS], delta[STAGES][TILE_ROWS];
+  uint64_t own_full;       // complete when keys have come, and `work` says which
+  uint64_t own_empty;      // when all consumers are done with both
+  uint64_t full[STAGES];   // when queries have come
+  uint64_t empty[STAGES];  // when all consumers have multiplied them
+  Work work;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+// Starts a consumer's part of ds @ k: of 128 columns it has 64, for all keys; of 64 all, for its own keys.
+template <typename T, int WIDTH>
+__device__ inline void multiply_pairs(float (&dq)[QUADS * 4], Shared<WIDTH>& shared, int stage,
+                                      int consumer) {
+#pragma unroll
+  for (int i = 0; i < WIDTH / 64; ++i) {
+    const int source = WIDTH == 128 ? i : consumer;
+    const uint64_t ds_tile = wgmma_tile(shared.ds[stage][source]);
+    const uint64_t k_panel = wgmma_tile(shared.k[source][WIDTH == 128 ? consumer : 0]);
+#pragma unroll
+    for (int step = 0; step < TILE_ROWS / 16; ++step)
+      wgmma_m64k16<64, T, true, false>(dq, ds_tile + step * (16 * ROW_BYTES / 16),
+                                       k_panel + step * (16 * ROW_BYTES / 16), i + step > 0);
+  }
+}
+
+// Turns scores [keys, queries] into p. lse is that of the tile's queries.
+__device__ inline void exponentiate(float (&scores)[TILE_ROWS / 2], const float (&lse)[TILE_ROWS],
+                                    float factor) {
+#pragma unroll
+  for (int j = 0; j < TILE_ROWS / 8; ++j) {
+    const float2 own = *reinterpret_cast<const float2*>(&lse[j * 8 + threadIdx.x % 4 * 2]);
+#pragma unroll
+    for (int i = j * 4; i < j * 4 + 4; ++i)
+      scores[i] = exp2_approx(fmaf(scores[i], factor, -(i % 2 ? own.y : own.x)));
+  }
+}
+
+// Turns dp into ds. delta is that of the tile's queries.
+__device__ inline void differentiate(const float (&p)[TILE_ROWS / 2], float (&dp)[TILE_ROWS / 2],
+                                     const float (&delta)[TILE_ROWS]) {
+#pragma unroll
+  for (int j = 0; j < TILE_ROWS / 8; ++j) {
+    const float2 own = *reinterpret_cast<const float2*>(&delta[j * 8 + threadIdx.x % 4 * 2]);
+#pragma unroll
+    for (int i = j * 4; i < j * 4 + 4; ++i) dp[i] = p[i] * (dp[i] - (i % 2 ? own.y : own.x));
+  }
+}
+
+#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+
+// All gradients of the keys of drawn tiles. sums: fp32 [B, heads, tiles of queries, WIDTH / 64, PART], zero
+// at first; the sums of dq, not scaled, in the order of QUADS and threads.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(THREADS, 1)
+    attention_backward_v08_scheduled_kernel(const __grid_constant__ BackwardProblem problem,
+                                            const Queue queue, float4* sums) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
+  const int thread = threadIdx.x % WARPGROUP;
+
+  if (threadIdx.x == 0) {
+    mbarrier_init(&shared.own_full, 2 * CONSUMERS);
+    mbarrier_init(&shared.own_empty, CONSUMERS * WARPGROUP);
+    for (int stage = 0; stage < STAGES; ++stage) {
+      mbarrier_init(&shared.full[stage], 3);
+      mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();  // for the barriers
+
+  // Both sides count the block's tiles of keys, and its tiles of queries over all of these.
+  uint32_t turn = 0, visit = 0;
+
+  if (warpgroup == 0) {
+    give_back_registers<PRODUCER_REGISTERS>();
+    if (thread != 0) return;
+    // Blocks draw until they are behind the last tile. So they draw as often as there are tiles.
+    unsigned number = blockIdx.x;
+    for (;; ++turn) {
+      const Work work = work_of(queue, number);
+      mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);  // for the last tile's end
+      shared.work = work;
+      if (work.head < 0) {
+        for (int i = 0; i < 2 * CONSUMERS; ++i) mbarrier_arrive(&shared.own_full);
+        return;
+      }
+      const int kv_head = work.head % problem.kv_heads, batch = work.head / problem.kv_heads;
+      for (int i = 0; i < CONSUMERS; ++i) {
+        fetch(shared.k[i], &problem.k, work.row + i * TILE_ROWS, kv_head, batch, &shared.own_full);
+        fetch(shared.v[i], &problem.v, work.row + i * TILE_ROWS, kv_head, batch, &shared.own_full);
+      }
+      const Tiles walk = queries_of(problem, work.row, BLOCK);
+      for (int i = 0; i < walk.count * problem.group; ++i, ++visit) {
+        const int stage = visit % STAGES;
+        const int head = kv_head * problem.group + i / walk.count;
+        const int row = (walk.first + i % walk.count) * TILE_ROWS;
+        mbarrier_wait_parity(&shared.empty[stage], visit / STAGES % 2 ^ 1);  // for the stage's last use
+        fetch(shared.q[stage], &problem.q, row, head, batch, &shared.full[stage]);
+        fetch(shared.dout[stage], &problem.dout, row, head, batch, &shared.full[stage]);
+        constexpr int BYTES = TILE_ROWS * sizeof(float);
+        const int64_t place = (static_cast<int64_t>(batch) * problem.heads + head) * problem.padded + row;
+        mbarrier_arrive_expect_tx(&shared.full[stage], 2 * BYTES);
+        bulk_load(shared.lse[stage], problem.lse + place, BYTES, &shared.full[stage]);
+        bulk_load(shared.delta[stage], problem.delta + place, BYTES, &shared.full[stage]);
+      }
+      number = gridDim.x + atomicInc(queue.drawn, queue.tiles - 1);  // late: who ends first draws first
+    }
+  }
+
+  take_registers<CONSUMER_REGISTERS>();
+  const int consumer = warpgroup - 1;
+  const int in_tile = thread / 32 * 16 + thread % 32 / 4;  // the thread's first row
+  const uint64_t k_tile = wgmma_tile(shared.k[consumer]), v_tile = wgmma_tile(shared.v[consumer]);
+  for (;; ++turn) {
+    mbarrier_wait_parity(&shared.own_full, turn % 2);  // for the keys and values
+    const Work work = shared.work;
+    if (work.head < 0) return;
+    const int first_key = work.row + consumer * TILE_ROWS;
+    const Tiles walk = queries_of(problem, work.row, BLOCK);
+    float dk[WIDTH / 2] = {}, dv[WIDTH / 2] = {};
+    for (int i = 0; i < walk.count * problem.group; ++i, ++visit) {
+      const int stage = visit % STAGES;
+      const int row = (walk.first + i % walk.count) * TILE_ROWS;
+      const uint64_t q_tile = wgmma_tile(shared.q[stage], TILE_BYTES);
+      const uint64_t dout_tile = wgmma_tile(shared.dout[stage], TILE_BYTES);
+
+      float scores[TILE_ROWS / 2], dp[TILE_ROWS / 2];
+      mbarrier_wait_parity(&shared.full[stage], visit / STAGES % 2);  // for the stage's queries
+      wgmma_fence();
+      multiply_rows<T, WIDTH>(scores, k_tile, q_tile);
+      wgmma_commit_group();
+      multiply_rows<T, WIDTH>(dp, v_tile, dout_tile);
+      wgmma_commit_group();
+      wgmma_wait_group<1>();  // for the scores
+      wgmma_hold(scores);
+      if (hides(problem, row, first_key))
+        hide_columns(scores, problem, first_key + in_tile, row + thread % 4 * 2);
+      exponentiate(scores, shared.lse[stage], problem.factor);
+      uint32_t p[TILE_ROWS / 16][4], ds[TILE_ROWS / 16][4];
+      round_to<T>(p, scores);
+      wgmma_wait_group<0>();  // for dp
+      wgmma_hold(dp);
+      wgmma_fence();
+      multiply_from_registers<T, WIDTH>(dv, p, dout_tile);
+      wgmma_commit_group();
+      differentiate(scores, dp, shared.delta[stage]);
+      round_to<T>(ds, dp);
+      store_pairs<T>(shared.ds[stage][consumer], dp);
+      fence_proxy_async();                           // shows them to wgmma
+      named_barrier_sync(1, CONSUMERS * WARPGROUP);  // for the pairs of both consumers
+
+      float dq[QUADS * 4];
+      wgmma_fence();
+      multiply_pairs<T, WIDTH>(dq, shared, stage, consumer);
+      wgmma_commit_group();
+      multiply_from_registers<T, WIDTH>(dk, ds, q_tile);
+      wgmma_commit_group();
+      wgmma_wait_group<1>();  // for dv and dq
+      wgmma_hold(dq);
+      wgmma_hold(dv);
+#pragma unroll
+      for (int j = 0; j < TILE_ROWS / 16; ++j) wgmma_hold(p[j]);
+      const int64_t head = static_cast<int64_t>(work.head) * problem.group + i / walk.count;
+      const int64_t tile = head * (problem.padded / TILE_ROWS) + row / TILE_ROWS;
+      const int64_t part = tile * (WIDTH / 64) + (WIDTH == 128 ? consumer : 0);
+      float4* const to = sums + part * (PART / 4) + thread;
+#pragma unroll
+      for (int j = 0; j < QUADS; ++j)
+        reduce_add(to + j * WARPGROUP, {dq[j * 4], dq[j * 4 + 1], dq[j * 4 + 2], dq[j * 4 + 3]});
+      wgmma_wait_group<0>();  // for dk
+      wgmma_hold(dk);
+#pragma unroll
+      for (int j = 0; j < TILE_ROWS / 16; ++j) wgmma_hold(ds[j]);
+      mbarrier_arrive(&shared.empty[stage]);  // each thread for itself: it has read lse and delta
+    }
+    mbarrier_arrive(&shared.own_empty);  // each thread for itself: all have read `work`
+    const int64_t place = static_cast<int64_t>(work.head) * problem.Sk;
+    store_rows<T, WIDTH>(problem.dk, dk, problem.scale, place, first_key + in_tile, problem.Sk, problem.D);
+    store_rows<T, WIDTH>(problem.dv, dv, 1.0f, place, first_key + in_tile, problem.Sk, problem.D);
+  }
+#endif
+}
+
+// dq from its sums.
+template <typename T, int WIDTH>
+__global__ void __launch_bounds__(ROUNDING_THREADS)
+    attention_backward_v08_scheduled_rounding_kernel(const __grid_constant__ BackwardProblem problem,
+                                                     const float4* sums) {
+  round_dq<T, WIDTH>(problem, sums);
+}
+
+// How many queries see a key.
+static int64_t queries_of_key(const BackwardProblem& problem, int64_t key) {
+  const int64_t low = std::max<int64_t>(key - problem.last, 0);
+  return std::max<int64_t>(std::min<int64_t>(key - problem.first, problem.Sq - 1) - low + 1, 0);
+}
+
+void attention_backward_v08_scheduled(const AttentionBackwardArgs& args) {
+  require_narrow_heads(args.D, 128, "PyTorch's kernels");
+  dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
+    BackwardProblem problem = problem_of(args, cdiv(args.Sq, TILE_ROWS) * TILE_ROWS);
+    const int64_t heads = args.B * args.H, numbers = heads * problem.padded * WIDTH;
+    float4* sums = nullptr;
+    if (numbers > 0) {
+      const QueryTerms terms = query_terms<T>(args, problem.padded);
+      problem.lse = terms.lse2;
+      problem.delta = terms.delta;
+      sums = static_cast<float4*>(args.memory->workspace(numbers * sizeof(float)));
+      CUDA_CHECK(cudaMemsetAsync(sums, 0, numbers * sizeof(float), args.stream));
+    }
+    if (args.B * args.H_KV * args.Sk > 0) {
+      // Of queries, their results' gradients and their sums.
+      const int64_t bytes = problem.group * args.Sq * args.D * (2 * size_of(args.dtype) + sizeof(float));
+      Queue queue =
+          queue_of_heads(*args.memory, args.B * args.H_KV, args.Sk, BLOCK, cdiv(args.Sk, BLOCK), 1, bytes);
+      queue.last_first = queries_of_key(problem, problem.Sk - 1) > queries_of_key(problem, 0);
+      const auto kernel = attention_backward_v08_scheduled_kernel<T, WIDTH>;
+      allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
+      const int grid = std::min(queue.tiles, multiprocessor_count());
+      kernel<<<grid, THREADS, sizeof(Shared<WIDTH>), args.stream>>>(problem, queue, sums);
+      CUDA_CHECK(cudaGetLastError());
+    }
+    if (numbers > 0) {
+      const unsigned grid = blocks_of(heads, args.Sq, problem.padded * WIDTH / 4 / ROUNDING_THREADS);
+      attention_backward_v08_scheduled_rounding_kernel<T, WIDTH>
+          <<<grid, ROUNDING_THREADS, 0, args.stream>>>(problem, sums);
+      CUDA_CHECK(cudaGetLastError());
+    }
+  });
+}
