@@ -26,9 +26,14 @@ def differs(baseline: str, case: Case) -> str:
     return "a negative scale makes NaN" if case.get("scale") == "neg" and hides else ""
 
 
-def _require(name: str, q: Tensor, dlse: Tensor | None) -> None:
+def _require(
+    name: str, q: Tensor, dlse: Tensor | None, starts: tuple[Tensor, ...], softcap: float | None, largest_d: int = 256
+) -> None:
     if not q.is_cuda:
         raise UnavailableError(f"{name} is for tensors on a GPU")
+    sdpa.refuse(name, starts, softcap)
+    if q.shape[3] > largest_d:
+        raise UnavailableError(f"{name} is called for gradients of head dimensions up to {largest_d}")
     if dlse is not None:
         raise UnavailableError(f"{name} takes no gradient of the rows' logarithms")
 
@@ -41,15 +46,18 @@ def flash(
     result: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *,
+    *starts: Tensor,
     out: Any,
     scale: float,
     band: Band,
+    softcap: float | None = None,
+    from_end: bool = False,
+    deterministic: bool = False,
 ) -> Gradients:
     """PyTorch's FlashAttention-2 kernel, which takes what the forward pass saved, and windows."""
     import torch
 
-    _require("PyTorch's FlashAttention-2", q, dlse)
+    _require("PyTorch's FlashAttention-2", q, dlse, starts, softcap)
     before, behind = window_of(band, q.shape[2], k.shape[2], False)
     if min(before or 0, behind or 0) < 0 or 0 in (*q.shape, *k.shape):
         raise UnavailableError("PyTorch's FlashAttention-2 takes windows that hold the query's own key")
@@ -83,15 +91,18 @@ def cudnn(
     result: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *,
+    *starts: Tensor,
     out: Any,
     scale: float,
     band: Band,
+    softcap: float | None = None,
+    from_end: bool = False,
+    deterministic: bool = False,
 ) -> Gradients:
     """cuDNN's kernel behind scaled_dot_product_attention: every key, or as many as PyTorch's ``is_causal`` shows."""
     import torch
 
-    _require("cuDNN", q, dlse)
+    _require("cuDNN", q, dlse, starts, softcap)
     full = sdpa.is_full(band, q, k)
     if not (full or sdpa.is_causal(band, q)) or 0 in (*q.shape, *k.shape):
         raise UnavailableError("cuDNN is called without a mask, or with PyTorch's is_causal")
@@ -127,10 +138,13 @@ def flex(
     result: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *,
+    *starts: Tensor,
     out: Any,
     scale: float,
     band: Band,
+    softcap: float | None = None,
+    from_end: bool = False,
+    deterministic: bool = False,
 ) -> tuple[Tensor, ...]:
     """FlexAttention's gradient as torch.compile builds it.
 
@@ -139,7 +153,7 @@ def flex(
     """
     import torch
 
-    _require("FlexAttention", q, dlse)
+    _require("FlexAttention", q, dlse, starts, softcap)
     passes = _kept().setdefault(q, {})
     if (scale, band) not in passes:
         leaves = tuple(each.detach().requires_grad_() for each in (q, k, v))
@@ -163,13 +177,16 @@ def flash4(
     result: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
-    *,
+    *starts: Tensor,
     out: Any,
     scale: float,
     band: Band,
+    softcap: float | None = None,
+    from_end: bool = False,
+    deterministic: bool = False,
 ) -> Gradients:
     """FlashAttention-4's kernels for Hopper, by the function behind its autograd."""
-    _require("FlashAttention-4", q, None)
+    _require("FlashAttention-4", q, None, starts, softcap, largest_d=128)
     try:
         module = imported("flash_attn.cute.interface")
     except ImportError as error:

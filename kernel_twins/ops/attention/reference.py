@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, device
 
 _CHUNK = 2**26  # scores held in float64 at a time
-_TANH = 8  # roundings in a tanh
+TANH = 8  # roundings in a tanh
 
 
 def visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
@@ -26,7 +27,7 @@ def visible(band: Band, queries: int, keys: int, on: device) -> Tensor:
     return within
 
 
-def _spans(case: Case) -> Iterator[tuple[slice, slice, Band]]:
+def spans(case: Case) -> Iterator[tuple[slice, slice, Band]]:
     """Queries, keys and band of each sequence of a batch that was packed, or of the one there is in others."""
     if not case.get("packed"):
         yield slice(None), slice(None), options(case)["band"]
@@ -35,6 +36,16 @@ def _spans(case: Case) -> Iterator[tuple[slice, slice, Band]]:
     for queries, keys in lengths_of(case):
         yield slice(first_q, first_q + queries), slice(first_k, first_k + keys), band_in(case, queries, keys)
         first_q, first_k = first_q + queries, first_k + keys
+
+
+def spans_of(
+    q: Tensor, k: Tensor, starts: tuple[Tensor, ...], band: Band, from_end: bool
+) -> Iterator[tuple[slice, slice, Band]]:
+    """The same as a call's arguments tell them."""
+    ends = zip(*(each.tolist() for each in starts), strict=True) if starts else iter([(0, 0), (q.shape[2], k.shape[2])])
+    for (first_q, first_k), (end_q, end_k) in itertools.pairwise(ends):
+        shift = (end_k - first_k) - (end_q - first_q) if from_end else 0
+        yield slice(first_q, end_q), slice(first_k, end_k), (band[0] + shift, band[1] + shift)
 
 
 def _over_heads(
@@ -48,13 +59,13 @@ def _over_heads(
 
     q, k, v = inputs[:3]
     scale, cap, group = options(case)["scale"], cap_of(case), case.shape[1] // kv_heads_of(case)
-    spans = tuple(_spans(case))
+    sequences = tuple(spans(case))
     seen_by = functools.cache(lambda band, queries, keys: visible(band, queries, keys, q.device))
     batches = range(q.shape[0])[part]
     pieces = []
     for b in batches:
         for h in range(q.shape[1]):
-            for queries, keys, band in spans:
+            for queries, keys, band in sequences:
                 rows, kh, vh = (
                     each.double() for each in (q[b, h, queries], k[b, h // group, keys], v[b, h // group, keys])
                 )
@@ -64,7 +75,7 @@ def _over_heads(
                     size = wide.abs() @ kh.abs().t() * abs(scale)
                     if cap is not None:
                         scores = cap * torch.tanh(scores / cap)
-                        size += _TANH * scores.abs()
+                        size += TANH * scores.abs()
                     scores = scores.masked_fill_(~sees, -math.inf)
                     p = torch.softmax(scores, 1) if len(kh) else scores
                     p = p.masked_fill(~sees.any(1, keepdim=True), 0.0)  # a row without keys is 0

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernel_twins.errors import UnavailableError
 from kernel_twins.ops import baselines
-from kernel_twins.ops.attention.reference import visible
+from kernel_twins.ops.attention.reference import spans_of, visible
 from kernel_twins.ops.attention.shared import Band
 from kernel_twins.spec import Case
 
@@ -41,7 +40,7 @@ def differs(baseline: str, case: Case) -> str:
     return ""
 
 
-def _refuse(name: str, starts: tuple[Tensor, ...], softcap: float | None = None) -> None:
+def refuse(name: str, starts: tuple[Tensor, ...], softcap: float | None = None) -> None:
     if starts:
         raise UnavailableError(f"{name} takes no packed sequences")
     if softcap is not None:
@@ -63,7 +62,7 @@ def torch_sdpa(
 
     A band that is neither full nor causal is a mask of booleans.
     """
-    _refuse("scaled_dot_product_attention", starts, softcap)
+    refuse("scaled_dot_product_attention", starts, softcap)
     from torch.nn.functional import scaled_dot_product_attention
 
     given: dict[str, Any] = {}
@@ -89,7 +88,7 @@ def pinned(name: str) -> Callable[..., tuple[Tensor, None]]:
     ) -> tuple[Tensor, None]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        _refuse(name, starts, softcap)
+        refuse(name, starts, softcap)
         if not q.is_cuda:
             raise UnavailableError(f"{name} is for tensors on a GPU")
         if not (is_full(band, q, k) or is_causal(band, q)):
@@ -122,7 +121,7 @@ def flex(mode: str = "default") -> Callable[..., Any]:
         softcap: float | None = None,
         from_end: bool = False,
     ) -> Any:
-        _refuse("FlexAttention", starts)
+        refuse("FlexAttention", starts)
         if not q.is_cuda:
             raise UnavailableError("FlexAttention is compiled for a GPU alone")
         if 0 in (*q.shape, *k.shape):
@@ -184,11 +183,8 @@ def exemplar(
     result = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     group = q.shape[1] // max(1, k.shape[1])
-    ends = zip(*(each.tolist() for each in starts), strict=True) if starts else iter([(0, 0), (q.shape[2], k.shape[2])])
-    for (first_q, first_k), (end_q, end_k) in itertools.pairwise(ends):
-        queries, keys = slice(first_q, end_q), slice(first_k, end_k)
-        shift = (end_k - first_k) - (end_q - first_q) if from_end else 0
-        hidden = ~visible((band[0] + shift, band[1] + shift), end_q - first_q, end_k - first_k, q.device)
+    for queries, keys, limits in spans_of(q, k, starts, band, from_end):
+        hidden = ~visible(limits, queries.stop - queries.start, keys.stop - keys.start, q.device)
         for b in range(q.shape[0]):
             for h in range(q.shape[1]):
                 scores = q[b, h, queries].float() @ k[b, h // group, keys].float().t() * scale

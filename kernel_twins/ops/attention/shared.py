@@ -29,7 +29,7 @@ Band = tuple[int, int]
 
 LARGEST_D = 256
 LARGEST_PLAIN_D = 128
-_PADDING = 3  # tokens behind the last sequence's keys
+PADDING = 3  # tokens behind the last sequence's keys
 _OVERFLOWING = 24.0  # times a query: exponentials of its scores overflow fp32
 _BORDER = 8.0
 
@@ -119,7 +119,7 @@ def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
     if case.get("packed"):
         ends = torch.tensor([(0, 0), *lengths_of(case)], device=generator.device).cumsum(0).int()
         starts = tuple(ends.t().contiguous())
-        b, queries, keys = 1, int(ends[-1, 0]), int(ends[-1, 1]) + _PADDING
+        b, queries, keys = 1, int(ends[-1, 0]), int(ends[-1, 1]) + PADDING
 
     def laid_out(h: int, s: int) -> Tensor:
         if case.get("layout") == "bshd" or case.get("packed"):
@@ -139,7 +139,7 @@ def inputs(case: Case, generator: Generator) -> tuple[Tensor, ...]:
         v += 0.25
     if case.get("packed"):
         for each in (k, v):
-            each[:, :, -_PADDING:] = math.nan
+            each[:, :, -PADDING:] = math.nan
     return q, k, v, *starts
 
 
@@ -168,6 +168,8 @@ def plain(case: Case) -> str:
         return f"head dimension is {case.shape[3]}, this step has registers for up to {LARGEST_PLAIN_D}"
     if case.get("cap"):
         return "this step has no softcap"
+    if case.get("deterministic"):
+        return "this step has no choice of deterministic sums"
     return "this step has one length for all sequences" if case.get("packed") else ""
 
 
@@ -211,9 +213,8 @@ def check(
 
     operands = {"q": q, "k": k, "v": v}
     require_rows(operands)
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap is {softcap}, must be greater than 0: pass None for none")
-    _check_starts(q, cu_seqlens_q, cu_seqlens_k)
+    require_softcap(softcap)
+    require_sequences(q, cu_seqlens_q, cu_seqlens_k)
     require_heads(q, k, v, LARGEST_D)
     if not isinstance(out, tuple):
         raise TypeError(f"out is a {type(out).__name__}, must be a tuple of 2 tensors: the result, lse")
@@ -283,7 +284,13 @@ def require_starts(name: str, starts: Tensor, q: Tensor) -> None:
     require_device(name, starts, "q", q)
 
 
-def _check_starts(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
+def require_softcap(softcap: float | None) -> None:
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap is {softcap}, must be greater than 0: pass None for none")
+
+
+def require_sequences(q: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> None:
+    """TypeError or ValueError if these are not None both, and cannot be the first tokens of as many sequences."""
     from kernel_twins.ops import tensors
 
     if cu_seqlens_q is None and cu_seqlens_k is None:

@@ -13,6 +13,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.harness.check import check, generator  # noqa: E402
 from kernel_twins.ops.attention import shared  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
+from tests.attention_reference import attend, attend_to_sequences  # noqa: E402
 
 OP = OPS["attention_backward"]
 assert OP.exemplar is not None
@@ -41,6 +42,10 @@ def numbers(*shape: int) -> Any:
     return heads(*shape, dtype=torch.float32)
 
 
+def starts(*first: int) -> Any:
+    return torch.tensor(first, dtype=torch.int32)
+
+
 def arguments() -> dict[str, Any]:
     """Four heads of six queries, which share two heads of five keys, with eight columns."""
     of_queries = {name: heads(2, 4, 6, 8) for name in ("dout", "q", "result")}
@@ -64,9 +69,9 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"q": heads(2, 4, 6, 12), "dout": heads(2, 4, 6, 12), "result": heads(2, 4, 6, 12)},
         ValueError,
-        "q has a head dimension of 12, must be a multiple of 8 up to 128: pad it with zeros",
+        "q has a head dimension of 12, must be a multiple of 8 up to 256: pad it with zeros",
     ),
-    ({"q": heads(2, 4, 6, 136)}, ValueError, "q has a head dimension of 136, must be a multiple of 8 up to 128"),
+    ({"q": heads(2, 4, 6, 264)}, ValueError, "q has a head dimension of 264, must be a multiple of 8 up to 256"),
     ({"k": heads(2, 3, 5, 8)}, ValueError, "k has 3 heads, must divide q's 4: repeat them"),
     ({"k": heads(2, 0, 5, 8)}, ValueError, "k has 0 heads, must divide q's 4"),
     ({"k": heads(3, 2, 5, 8)}, ValueError, r"k has shape .*, must have \(2, 2, 5, 8\): batch and head dimension are q"),
@@ -80,15 +85,23 @@ REFUSALS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dlse": numbers(2, 4, 6).double()}, TypeError, "dlse is torch.float64, must be torch.float32: call dlse.to"),
     ({"dlse": numbers(2, 4, 1)}, ValueError, r"dlse has shape .*, must have \(2, 4, 6\): it has a number for each"),
     ({"dlse": numbers(2, 4, 1).expand(2, 4, 6)}, ValueError, "dlse has strides .*, must be contiguous: call dlse.cont"),
+    ({"softcap": 0.0}, ValueError, "softcap is 0.0, must be greater than 0: pass None for none"),
+    ({"cu_seqlens_k": starts(0, 5)}, TypeError, "cu_seqlens_q is None, must be a tensor where the other one is: pass"),
+    ({"cu_seqlens_q": starts(0, 6), "cu_seqlens_k": starts(0, 5)}, ValueError, "q has a batch of 2, must be 1 with cu"),
 ]  # fmt: skip
 
 
 def test_right_arguments_are_accepted() -> None:
     given = arguments()
     OP.check(**given)
-    OP.check(**given | {"dlse": None}, scale=-0.5, band=(-2, 0))
+    OP.check(**given | {"dlse": None}, scale=-0.5, band=(-2, 0), softcap=2.0, from_end=True, deterministic=True)
     OP.check(**given | {"dout": heads(1, 1, 1, 8).expand(2, 4, 6, 8)})
     OP.check(**given | {"q": heads(2, 6, 4, 8).transpose(1, 2), "k": heads(2, 2, 5, 11)[..., :8]})
+    for unwanted in range(3):
+        OP.check(**given | {"out": tuple(None if i == unwanted else each for i, each in enumerate(given["out"]))})
+    packed = {name: each[:1] for name, each in given.items() if name != "out"}
+    out = tuple(each[:1] for each in given["out"])
+    OP.check(**packed, cu_seqlens_q=starts(0, 2, 6), cu_seqlens_k=starts(1, 4, 4), out=out)
 
 
 @pytest.mark.parametrize(("changed", "error", "message"), REFUSALS, ids=lambda each: str(each)[:40])
@@ -111,7 +124,7 @@ def test_wrong_outs_are_refused_by_their_place() -> None:
     refusals: list[tuple[Any, type[Exception], str]] = [
         (dq, TypeError, "out is a Tensor, must be a tuple of 3 tensors: dq, dk, dv"),
         ((dq, dk), ValueError, "out has 2 tensors, must have 3: dq, dk, dv"),
-        ((dq, dk, None), TypeError, r"out\[2\] is a NoneType, must be a torch.Tensor"),
+        ((dq, dk, [1.0]), TypeError, r"out\[2\] is a list, must be a torch.Tensor"),
         ((dq.float(), dk, dv), TypeError, r"out\[0\] is torch.float32, must be torch.bfloat16 like q: allocate it so"),
         ((dq, dq, dv), ValueError, r"out\[1\] has shape .*, must have \(2, 2, 5, 8\): it is the gradient of k"),
         ((dq, dk, dv[:1]), ValueError, r"out\[2\] has shape .*, must have \(2, 2, 5, 8\): it is the gradient of v"),
@@ -149,6 +162,12 @@ def test_wrong_outs_are_refused_by_their_place() -> None:
         Case.of(2, 2, 140, 64, dtype="bf16", dout="expanded"),
         Case.of(2, 2, 70, 64, dtype="bf16", keys="0"),
         Case.of(1, 2, 0, 64, dtype="bf16", keys="5"),
+        Case.of(2, 1, 150, 192, dtype="fp16", keys="81", dlse="yes"),
+        Case.of(1, 2, 200, 64, dtype="bf16", cap="2"),
+        Case.of(1, 2, 130, 128, dtype="fp16", cap="0.5", mask="causal", scale="neg"),
+        Case.of(7, 2, 140, 64, dtype="bf16", packed="yes"),
+        Case.of(5, 2, 90, 256, dtype="bf16", packed="yes", keys="210", mask="top"),
+        Case.of(6, 1, 350, 64, dtype="fp16", packed="yes", window="30_5", cap="3", scale="neg"),
     ],
     ids=lambda case: case.slug,
 )  # fmt: skip
@@ -158,34 +177,56 @@ def test_pytorchs_operations_pass_at_a_case_that_kernels_are_tested_at(case) -> 
     assert verdict.ok, verdict.reason
 
 
-def test_gradients_are_those_of_the_formula() -> None:
+@pytest.mark.parametrize("more", [{}, {"cap": "0.5"}, {"cap": "0.5", "packed": "yes"}], ids=str)
+def test_gradients_are_those_of_the_formula(more: dict[str, str]) -> None:
     """As PyTorch finds them through its own softmax, of the result and of the logarithms."""
-    case = Case.of(2, 4, 9, 8, dtype="fp16", kv="2", mask="causal", keys="12", dlse="yes")
-    dout, q, k, v, _, _, dlse = OP.inputs(case, generator(case, "cpu"))
+    case = Case.of(2, 4, 9, 8, dtype="fp16", kv="2", mask="causal", keys="12", dlse="yes", **more)
+    dout, q, k, v, _, _, dlse, *places = OP.inputs(case, generator(case, "cpu"))
     leaves = tuple(each.double().requires_grad_() for each in (q, k, v))
-    options = OP.options(case)
-    first, last = options["band"]
-    distance = torch.arange(12) - torch.arange(9)[:, None]
-    ks, vs = (each.repeat_interleave(2, 1) for each in leaves[1:])
-    scores = (leaves[0] @ ks.mT * options["scale"]).masked_fill((distance < first) | (distance > last), -torch.inf)
-    result, lse = scores.softmax(3) @ vs, scores.logsumexp(3)
-    expected = torch.autograd.grad((result, lse), leaves, (dout.double(), dlse.double()))
-    saved = (result.detach().half(), lse.detach().float())
-    for index, found in enumerate(RIGHT(dout, q, k, v, *saved, dlse, out=None, **options)):
+    kind = {"causal": True, "softcap": float(more.get("cap", 0)), "scale": OP.options(case)["scale"]}
+    if places:
+        rows = (each.squeeze(0).transpose(0, 1) for each in leaves)
+        found, sums = attend_to_sequences(*rows, *places, **kind)
+        result, lse = found.transpose(0, 1)[None], sums[None]
+    else:
+        result, lse = attend(*leaves, **kind)
+    known = ~lse.isinf()  # of rows that see a key
+    douts = dout.double().masked_fill(~known[..., None], 0.0), dlse.double().masked_fill(~known, 0.0)
+    expected = torch.autograd.grad((result, lse), leaves, douts)
+    saved = (result.detach(), lse.detach())
+    given = dout, q, k, v, *saved, dlse, *places
+    for index, described in enumerate((OP.reference, *OP.more_references)):
+        exact, _ = described(case, given, slice(None))
+        torch.testing.assert_close(exact, expected[index], rtol=0, atol=1e-9)
+    rounded = dout, q, k, v, saved[0].half(), saved[1].float(), dlse, *places
+    for index, found in enumerate(RIGHT(*rounded, out=None, **OP.options(case))):
         torch.testing.assert_close(found.double(), expected[index], rtol=0, atol=0.01)
 
 
-def test_what_no_step_serves_is_told() -> None:
+def test_what_only_the_last_step_serves_is_told() -> None:
     told = {
         Case.of(1, 2, 9, 256, dtype="bf16"): "head dimension is 256, this step has registers for up to 128",
         Case.of(1, 2, 9, 64, dtype="bf16", cap="2"): "this step has no softcap",
         Case.of(3, 2, 9, 64, dtype="bf16", packed="yes"): "this step has one length for all sequences",
-        Case.of(1, 2, 9, 64, dtype="fp32"): "dtype is fp32, must be bf16 or fp16",
+        Case.of(1, 2, 9, 64, dtype="bf16", deterministic="yes"): "this step has no choice of deterministic sums",
     }
-    assert {case: OP.accepts(case) for case in told} == told
+    for step in OP.steps[:-1]:
+        assert {case: step.accepts(case) for case in told} == told
+    assert all(OP.serves(OP.steps[-1], case) for case in told)
+    assert OP.accepts(Case.of(1, 2, 9, 64, dtype="fp32")) == "dtype is fp32, must be bf16 or fp16"
 
 
 def test_costs_count_five_products_and_what_is_read_and_written() -> None:
     case = Case.of(2, 16, 64, 128, dtype="bf16", kv="4", keys="32")
     assert OP.flops(case) == 5 * 2 * 128 * 2 * 16 * shared.seen(case) // 2
     assert OP.bytes(case) == 2 * (4 * 2 * 16 * 64 + 4 * 2 * 4 * 32) * 128 + 4 * 2 * 16 * 64
+
+
+def test_costs_of_packed_sequences_are_those_of_their_tokens() -> None:
+    case = Case.of(5, 4, 70, 64, dtype="bf16", packed="yes", keys="35", kv="2")
+    queries, keys = (sum(each) for each in zip(*shared.lengths_of(case), strict=True))
+    assert OP.bytes(case) == 2 * (4 * 4 * queries + 4 * 2 * keys) * 64 + 4 * 4 * queries
+    assert OP.flops(case) == 5 * 2 * 64 * 4 * sum(each * of_keys for each, of_keys in shared.lengths_of(case))
+    dq, dk, dv = OP.outputs(case)
+    assert dq.shape == (1, 4, queries + shared.PADDING, 64)
+    assert dk.shape == dv.shape == (1, 2, keys + shared.PADDING, 64)
