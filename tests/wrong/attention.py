@@ -99,45 +99,73 @@ def attention_backward(
     result: Tensor,
     lse: Tensor,
     dlse: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
     *,
     scale: float,
     band: tuple[int, int],
+    softcap: float | None = None,
+    from_end: bool = False,
 ) -> Outputs:
-    """A batch after the other: pairs of all heads are in memory."""
-    operands = dout, q, k, v, result, lse, torch.zeros_like(lse) if dlse is None else dlse
-    batches = zip(*(each.split(1) for each in operands), strict=True)
-    results = [_gradients(fault, *each, scale=scale, band=band) for each in batches]
-    return tuple(torch.cat(each) for each in zip(*results, strict=True))
+    """A sequence, or a batch, after the other: pairs of all heads are in memory."""
+    of_queries = dout, q, result, lse, torch.zeros_like(lse) if dlse is None else dlse
+    results = tuple(map(torch.zeros_like, (q, k, v)))
+
+    def add(batch: int, rows: slice, keys: slice, own: int) -> None:
+        one = slice(batch, batch + 1)
+        given = (*(each[one, :, rows] for each in of_queries), k[one, :, keys], v[one, :, keys])
+        limits = torch.tensor(band) if from_end else torch.tensor(band) - own
+        found = _gradients(fault, *given, scale=scale, band=limits, own=own, softcap=softcap)
+        for each, gradient, tokens in zip(results, found, (rows, keys, keys), strict=True):
+            each[one, :, tokens] += gradient
+
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        for batch in range(len(q)):
+            add(batch, slice(None), slice(None), k.shape[2] - q.shape[2])
+        return results
+    starts = torch.stack((cu_seqlens_q, cu_seqlens_k))
+    firsts = fault.at("starts", starts[:, :-1]).t().tolist()
+    sizes = fault.at("sizes", starts.diff()).t().tolist()
+    for (row, key), (rows, keys), (queries, length) in zip(firsts, sizes, starts.diff().t().tolist(), strict=True):
+        add(0, slice(row, row + rows), slice(key, key + keys), length - queries)
+    for each, end in zip(results, (cu_seqlens_q[-1], cu_seqlens_k[-1], cu_seqlens_k[-1]), strict=True):
+        each[:, :, end:] = fault.at("gradients behind the sequences", torch.zeros_like(each[:, :, end:]))
+    return results
 
 
 def _gradients(
     fault: Fault,
     dout: Tensor,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
     result: Tensor,
     lse: Tensor,
     dlse: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     scale: float,
-    band: tuple[int, int],
+    band: Tensor,
+    own: int,
+    softcap: float | None,
 ) -> Outputs:
     """dq by a loop over keys, dk and dv by a loop over queries: each has its own mask."""
     device, kv_heads = q.device, k.shape[1]
     heads = torch.arange(q.shape[1], device=device) // (q.shape[1] // kv_heads)
-    own = k.shape[2] - q.shape[2]
     by_queries, by_keys = (
-        _visible(fault, q.shape[2], k.shape[2], own, torch.tensor(band) - own, of).to(device)
-        for of in (" of dq", " of dk and dv")
+        _visible(fault, q.shape[2], k.shape[2], own, band, of).to(device) for of in (" of dq", " of dk and dv")
     )
     factor = torch.tensor(scale, dtype=torch.float64, device=device)
     read = fault.at("heads", heads)
     scores = fault.at("q", q) @ k[:, read].transpose(2, 3) * fault.at("scale", factor)
+    slope = torch.ones_like(scores)
+    if softcap is not None:
+        cap = fault.at("softcap", torch.tensor(softcap, dtype=torch.float64, device=device))
+        tanh = (scores / cap).tanh()
+        scores, slope = cap * tanh, fault.at("slope", 1 - fault.at("tanh of the slope", tanh).square())
     sums = fault.at("lse", lse)
     sums = sums.masked_fill(fault.at("no key", sums == -math.inf), 0.0)[..., None]
     delta = fault.at("products", dout * result).sum(-1) - fault.at("dlse", dlse)
-    slopes = fault.at("dout", dout) @ fault.at("v", v[:, read]).transpose(2, 3) - fault.at("delta", delta)[..., None]
+    rises = fault.at("dout", dout) @ fault.at("v", v[:, read]).transpose(2, 3) - fault.at("delta", delta)[..., None]
 
     def p(visible: Tensor) -> Tensor:
         return exponential(scores.masked_fill(~visible, -math.inf) - sums)
@@ -147,9 +175,9 @@ def _gradients(
         terms = fault.at("group", of_heads.unflatten(1, (kv_heads, -1))).flatten(1, 2)
         return torch.zeros_like(k).index_add(1, fault.at("heads of sums", heads), terms)
 
-    ds = fault.at("ds", p(by_queries) * slopes)
+    ds = fault.at("ds", p(by_queries) * rises * slope)
     dq = fault.at("ds of dq", ds) @ fault.at("k of dq", k[:, read]) * fault.at("scale of dq", factor)
-    ds = fault.at("ds", p(fault.at("mask of ds", by_keys)) * slopes)
+    ds = fault.at("ds", p(fault.at("mask of ds", by_keys)) * rises * slope)
     dk = fault.at("ds of dk", ds.transpose(2, 3)) @ fault.at("q of dk", q) * fault.at("scale of dk", factor)
     weights = fault.at("p of dv", p(by_keys).transpose(2, 3))
     one_or_scale = torch.stack((torch.ones_like(factor), factor))
@@ -264,6 +292,15 @@ FORMULAS = {
             "v": {"of the tile before": _rolled(TILE, 2), "of the key before": _rolled(1, 2)},
             "heads": {"of the next group": _rolled(1, 0), "by the remainder": _remainders},
             "scale": SCALES,
+            "softcap": {"missing": lambda cap: cap * 2.0**32},
+            "slope": {"missing": torch.ones_like},
+            "tanh of the slope": {"the score without a softcap": torch.atanh, "not squared": lambda t: t.abs().sqrt()},
+            "starts": {"of keys for queries": lambda starts: starts[1:].expand_as(starts)},
+            "sizes": {
+                "with a query behind": lambda sizes: sizes + torch.tensor([[1], [0]], device=sizes.device),
+                "with a key behind": lambda sizes: sizes + torch.tensor([[0], [1]], device=sizes.device),
+            },
+            "gradients behind the sequences": {"not written": lambda zeros: torch.full_like(zeros, math.nan)},
             "band of dq": BANDS,
             "band of dk and dv": BANDS,
             "own": {"aligned with the first key": torch.zeros_like},
@@ -302,6 +339,9 @@ FORMULAS = {
             Case.of(2, 2, 130, 40, dtype="bf16", mask="top", keys="200"),
             Case.of(1, 2, 150, 64, dtype="bf16", scale="neg"),
             Case.of(1, 2, 140, 64, dtype="bf16", dout="expanded"),
+            Case.of(1, 2, 130, 64, dtype="bf16", cap="2", mask="causal"),
+            Case.of(7, 2, 140, 64, dtype="bf16", packed="yes"),
+            Case.of(6, 4, 150, 64, dtype="bf16", packed="yes", mask="causal", keys="170", kv="2", cap="3"),
         ),
     ),
 }
