@@ -25,6 +25,11 @@ struct AttentionOptions {
 using Results = std::tuple<Tensor, Tensor>;            // out, lse
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k and v
 
+// The gradients that a call wants. The others have no elements: an operator must return tensors.
+struct Wanted {
+  bool q, k, v;
+};
+
 double scale_of(const AttentionOptions& options, const Tensor& q);
 
 // q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D]. With cu_seqlens B is 1, and Sq and Sk are the tokens of all
@@ -39,11 +44,15 @@ Tensor aligned(const Tensor& heads);
 Tensor empty_heads(const Tensor& like);
 Tensor empty_heads_meta(const Tensor& like);
 
+inline OptionalTensor if_defined(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
 // Calls the backward operator through the dispatcher, at the next key.
 Gradients call_attention_backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q,
                                   const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                                   const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
                                   std::optional<double> scale, int64_t first, int64_t last, bool from_end,
-                                  double softcap, bool deterministic);
+                                  double softcap, bool deterministic, bool q_grad, bool k_grad, bool v_grad);
 
 }  // namespace kernel_twins

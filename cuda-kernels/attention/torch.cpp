@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention_backward/args.h"
 #include "launch_args.h"
 #include "torch/steps.h"
 
@@ -44,50 +43,46 @@ void attention_step(const std::string& step, const Tensor& q, const Tensor& k, c
   for (const Tensor& each : out) mark_written(each);
 }
 
+// Where there are sequences, what no step writes is cleared first: a token in none has the gradient 0.
 void attention_backward_step(const std::string& step, const Tensor& dout, const Tensor& q, const Tensor& k,
                              const Tensor& v, const Tensor& result, const Tensor& lse,
-                             const std::optional<Tensor>& dlse, const std::vector<Tensor>& out,
-                             std::optional<double> scale, std::optional<std::pair<int64_t, int64_t>> band) {
+                             const std::optional<Tensor>& dlse, const std::optional<Tensor>& cu_seqlens_q,
+                             const std::optional<Tensor>& cu_seqlens_k,
+                             const std::vector<std::optional<Tensor>>& out, std::optional<double> scale,
+                             std::optional<std::pair<int64_t, int64_t>> band, std::optional<double> softcap,
+                             bool from_end, bool deterministic) {
   const c10::cuda::CUDAGuard guard(q.device());
   const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   const int64_t most = std::max(q.size(2), k.size(2));
   const auto [first, last] = band.value_or(std::pair(-most, most));  // all
   const auto& found = find_step("attention_backward", attention_backward_steps, step, q);
+  const char* last_step = attention_backward_steps.end[-1].name;
+  const bool all = std::all_of(out.begin(), out.end(), [](const auto& each) { return each.has_value(); });
+  TORCH_CHECK_VALUE(
+      step == last_step || !(softcap || from_end || deterministic || cu_seqlens_q || !all), step,
+      " serves no softcap, from_end, deterministic or cu_seqlens_q, and no None in out: take ", last_step);
+  const uintptr_t whole = step == last_step ? 16 : 4;  // bytes that it stores at once, at least
   for (size_t i = 0; i < out.size(); ++i) {
-    const auto behind = reinterpret_cast<uintptr_t>(out[i].const_data_ptr()) % 4;
+    if (!out[i]) continue;
+    const auto behind = reinterpret_cast<uintptr_t>(out[i]->const_data_ptr()) % whole;
     TORCH_CHECK_VALUE(behind == 0 || std::string(found.arch) != "==9.0a", "out[", i, "] starts ", behind,
-                      " bytes past a multiple of 4, must start at one for ", step,
+                      " bytes past a multiple of ", whole, ", must start at one for ", step,
                       ": allocate it anew, or take an earlier step");
+    if (cu_seqlens_q) out[i]->zero_();
   }
+  const auto gradient = [&](size_t i) { return out[i].value_or(Tensor()); };
+  const Tensor dq = gradient(0), dk = gradient(1), dv = gradient(2);
   Lender lender;
   const Memory memory = lender.memory();
-  lender.launch(found, {.dout = dout.const_data_ptr(),
-                        .q = q.const_data_ptr(),
-                        .k = k.const_data_ptr(),
-                        .v = v.const_data_ptr(),
-                        .result = result.const_data_ptr(),
-                        .lse = lse.const_data_ptr<float>(),
-                        .dlse = dlse ? dlse->const_data_ptr<float>() : nullptr,
-                        .dq = out[0].mutable_data_ptr(),
-                        .dk = out[1].mutable_data_ptr(),
-                        .dv = out[2].mutable_data_ptr(),
-                        .B = q.size(0),
-                        .H = q.size(1),
-                        .H_KV = k.size(1),
-                        .Sq = q.size(2),
-                        .Sk = k.size(2),
-                        .D = q.size(3),
-                        .dout_stride = strides_of(dout),
-                        .q_stride = strides_of(q),
-                        .k_stride = strides_of(k),
-                        .v_stride = strides_of(v),
-                        .result_stride = strides_of(result),
-                        .scale = static_cast<float>(factor),
-                        .band = {.first = first, .last = last},
-                        .dtype = dtype_of(q),
-                        .memory = &memory,
-                        .stream = lender.stream()});
-  for (const Tensor& each : out) mark_written(each);
+  AttentionBackwardArgs args =
+      backward_args_of(dout, q, k, v, result, lse, dlse, cu_seqlens_q, cu_seqlens_k, dq, dk, dv, factor,
+                       {.first = first, .last = last}, softcap.value_or(0.0), from_end, deterministic);
+  args.memory = &memory;
+  args.stream = lender.stream();
+  lender.launch(found, args);
+  for (const auto& each : out) {
+    if (each) mark_written(*each);
+  }
 }
 
 }  // namespace
@@ -105,9 +100,11 @@ void register_attention(pybind11::module_& module) {
       arg("band") = pybind11::none(), arg("softcap") = pybind11::none(), arg("from_end") = false);
   define_steps(module, "attention_backward", attention_backward_step,
                "The gradients of q, k and v through attention. dout, q, result: [B, H, Sq, D], k, v: "
-               "[B, H_KV, Sk, D], bf16 or fp16; lse, dlse: fp32 [B, H, Sq]; out: dq, dk, dv. Query i sees "
-               "keys i + band[0] to i + band[1].",
+               "[B, H_KV, Sk, D], bf16 or fp16; lse, dlse: fp32 [B, H, Sq]; out: dq, dk, dv. The last step "
+               "takes None for one that is not wanted. Band, softcap and sequences are the forward pass's.",
                arg("dout"), arg("q"), arg("k"), arg("v"), arg("result"), arg("lse"),
-               arg("dlse") = pybind11::none(), kw_only(), arg("out"), arg("scale") = pybind11::none(),
-               arg("band") = pybind11::none());
+               arg("dlse") = pybind11::none(), arg("cu_seqlens_q") = pybind11::none(),
+               arg("cu_seqlens_k") = pybind11::none(), kw_only(), arg("out"), arg("scale") = pybind11::none(),
+               arg("band") = pybind11::none(), arg("softcap") = pybind11::none(), arg("from_end") = false,
+               arg("deterministic") = false);
 }

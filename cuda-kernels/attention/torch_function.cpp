@@ -120,10 +120,6 @@ namespace {
 using Forward = Results(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& cu_seqlens_q,
                         const OptionalTensor& cu_seqlens_k, const AttentionOptions& options);
 
-OptionalTensor if_defined(const Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
-
 Results forward_cuda(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& cu_seqlens_q,
                      const OptionalTensor& cu_seqlens_k, const AttentionOptions& options) {
   check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, false);
@@ -210,15 +206,15 @@ class AttentionFunction : public torch::autograd::Function<AttentionFunction> {
     const auto saved = context->get_saved_variables();
     const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &out = saved[3], &lse = saved[4];
     const Tensor dout = gradients[0].defined() ? gradients[0] : at::zeros_like(out);
+    const Wanted wanted = {context->needs_input_grad(0), context->needs_input_grad(1),
+                           context->needs_input_grad(2)};
     auto& kept = context->saved_data;
-    auto [dq, dk, dv] = call_attention_backward(
-        dout, dlse, q, k, v, out, lse, if_defined(saved[5]), if_defined(saved[6]),
-        kept["scale"].toOptional<double>(), kept["first"].toInt(), kept["last"].toInt(),
-        kept["from_end"].toBool(), kept["softcap"].toDouble(), kept["deterministic"].toBool());
-    if (!context->needs_input_grad(0)) dq = Tensor();
-    if (!context->needs_input_grad(1)) dk = Tensor();
-    if (!context->needs_input_grad(2)) dv = Tensor();
-    return {dq, dk, dv};
+    const auto [dq, dk, dv] =
+        call_attention_backward(dout, dlse, q, k, v, out, lse, if_defined(saved[5]), if_defined(saved[6]),
+                                kept["scale"].toOptional<double>(), kept["first"].toInt(),
+                                kept["last"].toInt(), kept["from_end"].toBool(), kept["softcap"].toDouble(),
+                                kept["deterministic"].toBool(), wanted.q, wanted.k, wanted.v);
+    return {wanted.q ? dq : Tensor(), wanted.k ? dk : Tensor(), wanted.v ? dv : Tensor()};
   }
 };
 

@@ -1,4 +1,5 @@
-// The operator of attention's gradient: PyTorch's FlashAttention-2 kernel, or recomputed scores.
+// The operator of attention's gradient: a step of the ladder, and where the GPU runs none PyTorch's
+// FlashAttention-2 kernel, or recomputed scores.
 // kernel_twins/functional/attention/gradient.py has the same for the Triton side.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -12,6 +13,8 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/attention_backward/args.h"
+#include "launch_args.h"
 #include "operators.h"
 #include "plain.h"
 #include "torch/autograd_graph.h"
@@ -31,7 +34,11 @@ using Window = std::pair<int64_t, int64_t>;
 using Backward = Gradients(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                            const Tensor& v, const Tensor& out, const Tensor& lse,
                            const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                           const AttentionOptions& options);
+                           const AttentionOptions& options, const Wanted& wanted);
+
+Tensor empty_or_none(bool wanted, const Tensor& like) {
+  return wanted ? empty_heads(like) : at::empty({0}, like.options());
+}
 
 void check_backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& out,
                     const Tensor& lse) {
@@ -50,6 +57,43 @@ void check_backward(const Tensor& dout, const OptionalTensor& dlse, const Tensor
   }
 }
 
+// Whether PyTorch's own kernels are made to be, rather than to warn that they are not.
+bool is_deterministic() {
+  const auto& context = at::globalContext();
+  return context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
+}
+
+// -----------------------------------------------------------------------------------------------------------
+// The ladder's
+// -----------------------------------------------------------------------------------------------------------
+
+Gradients by_step(const Step<AttentionBackwardArgs>& step, const Tensor& dout, const OptionalTensor& dlse,
+                  const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                  const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
+                  const AttentionOptions& options, const Wanted& wanted) {
+  const Gradients gradients = {empty_or_none(wanted.q, q), empty_or_none(wanted.k, k),
+                               empty_or_none(wanted.v, v)};
+  const auto& [dq, dk, dv] = gradients;
+  if (!(wanted.q || wanted.k || wanted.v)) return gradients;
+  if (cu_seqlens_q) {  // no step writes where a token is in no sequence
+    for (const Tensor& each : {dq, dk, dv}) each.zero_();
+  }
+  const Tensor given = aligned(dout), queries = aligned(q), keys = aligned(k), values = aligned(v);
+  const Tensor result = aligned(out), sums = lse.contiguous(), given_sums = contiguous_or_none(dlse);
+  const Tensor starts = contiguous_or_none(cu_seqlens_q), key_starts = contiguous_or_none(cu_seqlens_k);
+  Lender lender;
+  const Memory memory = lender.memory();
+  AttentionBackwardArgs args = backward_args_of(
+      given, queries, keys, values, result, sums, if_defined(given_sums), if_defined(starts),
+      if_defined(key_starts), wanted.q ? dq : Tensor(), wanted.k ? dk : Tensor(), wanted.v ? dv : Tensor(),
+      scale_of(options, q), {.first = options.first, .last = options.last}, options.softcap, options.from_end,
+      options.deterministic || is_deterministic());
+  args.memory = &memory;
+  args.stream = lender.stream();
+  lender.launch(step, args);
+  return gradients;
+}
+
 // -----------------------------------------------------------------------------------------------------------
 // PyTorch's kernel
 // -----------------------------------------------------------------------------------------------------------
@@ -60,9 +104,7 @@ bool takes(const Tensor& q, const Tensor& k, const OptionalTensor& dlse, const A
   if (q.numel() == 0 || k.numel() == 0 || dlse || options.softcap != 0 || scale_of(options, q) == 0) {
     return false;
   }
-  const auto& context = at::globalContext();
-  const bool kernel_is = context.deterministicAlgorithms() && !context.deterministicAlgorithmsWarnOnly();
-  if (options.deterministic && !kernel_is) return false;
+  if (options.deterministic && !is_deterministic()) return false;
   if (q.size(3) <= 192) return true;
   int major = 0, minor = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, q.get_device()));
@@ -85,15 +127,16 @@ std::optional<Window> window_of(const Tensor& q, const Tensor& k, bool varlen,
 }
 
 // The gradient as empty_heads has it lie, in which order the kernel mostly leaves it.
-Tensor like(const Tensor& gradient, const Tensor& heads) {
-  const Tensor wanted = empty_heads(heads);
-  return gradient.strides() == wanted.strides() ? gradient : wanted.copy_(gradient);
+Tensor like(bool wanted, const Tensor& gradient, const Tensor& heads) {
+  const Tensor laid = empty_or_none(wanted, heads);
+  if (!wanted) return laid;
+  return gradient.strides() == laid.strides() ? gradient : laid.copy_(gradient);
 }
 
 // The kernel takes [B, S, H, D], or [tokens, H, D], and an lse of +inf where no key is seen.
 Gradients by_flash(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
                    const Tensor& lse, const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                   double scale, Window window) {
+                   double scale, Window window, const Wanted& wanted) {
   const bool varlen = cu_seqlens_q.has_value();
   const auto moved = [&](const Tensor& heads) {
     const Tensor rows = aligned(heads);
@@ -110,8 +153,8 @@ Gradients by_flash(const Tensor& dout, const Tensor& q, const Tensor& k, const T
       varlen ? sums.squeeze(0) : sums, contiguous_or_none(cu_seqlens_q), contiguous_or_none(cu_seqlens_k),
       q.size(2), k.size(2),
       /*dropout_p=*/0, /*is_causal=*/left == -1 && right == 0, none, none, std::abs(scale), left, right);
-  return {like(back(scale < 0 ? dq.neg() : dq, cu_seqlens_q), q), like(back(dk, cu_seqlens_k), k),
-          like(back(dv, cu_seqlens_k), v)};
+  return {like(wanted.q, back(scale < 0 ? dq.neg() : dq, cu_seqlens_q), q),
+          like(wanted.k, back(dk, cu_seqlens_k), k), like(wanted.v, back(dv, cu_seqlens_k), v)};
 }
 
 // -----------------------------------------------------------------------------------------------------------
@@ -122,13 +165,15 @@ Gradients by_flash(const Tensor& dout, const Tensor& q, const Tensor& k, const T
 // that read it.
 Gradients recomputed(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                      const Tensor& v, const Tensor& lse, const OptionalTensor& cu_seqlens_q,
-                     const OptionalTensor& cu_seqlens_k, const AttentionOptions& options) {
+                     const OptionalTensor& cu_seqlens_k, const AttentionOptions& options,
+                     const Wanted& wanted) {
   const at::ScalarType wide = at::toOpMathType(q.scalar_type());
   const int64_t group = q.size(1) / k.size(1), queries = q.size(2), keys = k.size(2);
   const double scale = scale_of(options, q);
   const Tensor given = cleared(dout, cu_seqlens_q), asking = cleared(q, cu_seqlens_q);
   const Tensor read = cleared(k, cu_seqlens_k), values = cleared(v, cu_seqlens_k);
-  const Tensor dq = empty_heads(q).zero_(), dk = empty_heads(k), dv = empty_heads(v);
+  const Tensor dq = empty_or_none(wanted.q, q).zero_();
+  const Tensor dk = empty_or_none(wanted.k, k), dv = empty_or_none(wanted.v, v);
   const int64_t step = std::max<int64_t>(1, CHUNK / std::max<int64_t>(1, group * keys));
   for (int64_t i = 0; i < k.size(0) * k.size(1); ++i) {
     const int64_t b = i / k.size(1), head = i % k.size(1);
@@ -143,16 +188,17 @@ Gradients recomputed(const Tensor& dout, const OptionalTensor& dlse, const Tenso
       const auto [scores, slope] = scores_of(qh, kh, options.softcap);
       const Tensor hidden = hidden_pairs(q, k, cu_seqlens_q, cu_seqlens_k, options, begin, end);
       const Tensor p = (scores - rows(lse).unsqueeze(-1)).exp().masked_fill(hidden, 0);
+      if (wanted.v) dvh.add_(at::matmul(p.mT(), dh).sum(0));
+      if (!(wanted.q || wanted.k)) continue;
       const Tensor dp = at::matmul(dh, vh.mT());
       Tensor ds = p * (dp - (p * dp).sum(-1, /*keepdim=*/true));
       if (dlse) ds = ds + p * rows(*dlse).unsqueeze(-1);
       if (slope.defined()) ds = ds * slope;
-      rows(dq).copy_(at::matmul(ds, kh) * scale);
-      dkh.add_(at::matmul(ds.mT(), qh).sum(0));
-      dvh.add_(at::matmul(p.mT(), dh).sum(0));
+      if (wanted.q) rows(dq).copy_(at::matmul(ds, kh) * scale);
+      if (wanted.k) dkh.add_(at::matmul(ds.mT(), qh).sum(0));
     }
-    dk[b][head].copy_(dkh);
-    dv[b][head].copy_(dvh);
+    if (wanted.k) dk[b][head].copy_(dkh);
+    if (wanted.v) dv[b][head].copy_(dvh);
   }
   return {dq, dk, dv};
 }
@@ -164,36 +210,43 @@ Gradients recomputed(const Tensor& dout, const OptionalTensor& dlse, const Tenso
 Gradients backward_cuda(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse,
                         const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                        const AttentionOptions& options) {
+                        const AttentionOptions& options, const Wanted& wanted) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, false);
   check_backward(dout, dlse, q, out, lse);
   const c10::cuda::CUDAGuard guard(q.device());
+  if (const auto step = find_that_runs<attention_backward_steps>("attention_backward", q.get_device())) {
+    return by_step(*step, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, options, wanted);
+  }
   if (takes(q, k, dlse, options)) {
     if (const auto window = window_of(q, k, cu_seqlens_q.has_value(), options)) {
-      return by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale_of(options, q), *window);
+      return by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale_of(options, q), *window,
+                      wanted);
     }
   }
-  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options);
+  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options, wanted);
 }
 
 Gradients backward_cpu(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                        const Tensor& v, const Tensor& out, const Tensor& lse,
                        const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                       const AttentionOptions& options) {
+                       const AttentionOptions& options, const Wanted& wanted) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, true);
   check_backward(dout, dlse, q, out, lse);
-  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options);
+  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options, wanted);
 }
 
 Gradients backward_meta(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& out, const Tensor& lse,
                         const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                        const AttentionOptions&) {
+                        const AttentionOptions&, const Wanted& wanted) {
   check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, is_wide(q));
   check_backward(dout, dlse, q, out, lse);
-  return {empty_heads_meta(q), empty_heads_meta(k), empty_heads_meta(v)};
+  const auto made = [](bool wanted, const Tensor& like) {
+    return wanted ? empty_heads_meta(like) : at::empty({0}, like.options());
+  };
+  return {made(wanted.q, q), made(wanted.k, k), made(wanted.v, v)};
 }
 
 // The operator, by a function of its options.
@@ -202,9 +255,9 @@ Gradients attention_backward(const Tensor& dout, const OptionalTensor& dlse, con
                              const Tensor& v, const Tensor& out, const Tensor& lse,
                              const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
                              std::optional<double> scale, int64_t first, int64_t last, bool from_end,
-                             double softcap, bool deterministic) {
+                             double softcap, bool deterministic, bool q_grad, bool k_grad, bool v_grad) {
   return BACKWARD(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k,
-                  {scale, first, last, from_end, softcap, deterministic});
+                  {scale, first, last, from_end, softcap, deterministic}, {q_grad, k_grad, v_grad});
 }
 
 // The node of a gradient that is to be differentiated.
@@ -221,12 +274,12 @@ class RefusedFunction : public torch::autograd::Function<RefusedFunction> {
 Gradients backward_autograd(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                             const Tensor& v, const Tensor& out, const Tensor& lse,
                             const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                            const AttentionOptions& options) {
+                            const AttentionOptions& options, const Wanted& wanted) {
   const auto& [scale, first, last, from_end, softcap, deterministic] = options;
   const Tensors inputs = {&dout, or_none(dlse), &q, &k, &v};
   const Gradients gradients = below_autograd("attention_backward", inputs, [&] {
     return call_attention_backward(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale, first,
-                                   last, from_end, softcap, deterministic);
+                                   last, from_end, softcap, deterministic, wanted.q, wanted.k, wanted.v);
   });
   if (compute_requires_grad(dout, dlse, q, k, v)) {
     const auto& [dq, dk, dv] = gradients;
@@ -237,23 +290,22 @@ Gradients backward_autograd(const Tensor& dout, const OptionalTensor& dlse, cons
 
 }  // namespace
 
-Gradients kernel_twins::call_attention_backward(const Tensor& dout, const OptionalTensor& dlse,
-                                                const Tensor& q, const Tensor& k, const Tensor& v,
-                                                const Tensor& out, const Tensor& lse,
-                                                const OptionalTensor& cu_seqlens_q,
-                                                const OptionalTensor& cu_seqlens_k,
-                                                std::optional<double> scale, int64_t first, int64_t last,
-                                                bool from_end, double softcap, bool deterministic) {
+Gradients kernel_twins::call_attention_backward(
+    const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k, const Tensor& v,
+    const Tensor& out, const Tensor& lse, const OptionalTensor& cu_seqlens_q,
+    const OptionalTensor& cu_seqlens_k, std::optional<double> scale, int64_t first, int64_t last,
+    bool from_end, double softcap, bool deterministic, bool q_grad, bool k_grad, bool v_grad) {
   static const auto op = find_operator<decltype(call_attention_backward)>("kernel_twins::attention_backward");
   return op.call(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale, first, last, from_end,
-                 softcap, deterministic);
+                 softcap, deterministic, q_grad, k_grad, v_grad);
 }
 
 TORCH_LIBRARY_FRAGMENT(kernel_twins, library) {
   library.def(
       "attention_backward(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
       "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, float? scale, int first, int last, bool from_end, "
-      "float softcap, bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv)",
+      "float softcap, bool deterministic, bool q_grad=True, bool k_grad=True, bool v_grad=True) "
+      "-> (Tensor dq, Tensor dk, Tensor dv)",
       {at::Tag::pt2_compliant_tag});
 }
 TORCH_LIBRARY_IMPL(kernel_twins, CUDA, library) {
