@@ -17,63 +17,29 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.functional.attention.attention import _choose  # noqa: E402
 from kernel_twins.functional.attention.shared import Options  # noqa: E402
 from kernel_twins.harness.check import compare, generator  # noqa: E402
+from tests.attention_on_gpu import (  # noqa: E402
+    ALL,
+    BY_DTYPE,
+    BY_KIND,
+    COPIED,
+    DTYPES,
+    KEY_STARTS,
+    LAYOUTS,
+    OURS,
+    assert_near,
+    operands,
+    sequences,
+    values,
+    with_gradients,
+)
 from tests.attention_reference import KINDS, asked, attend, attend_to_sequences  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-OURS = pytest.mark.parametrize("backend", ["cuda", "triton"])
-ALL = pytest.mark.parametrize("backend", ["auto", "cuda", "triton", "torch"])
-DTYPES = [torch.bfloat16, torch.float16]
-BY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-BY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 OP = OPS["attention"]
 LENGTHS = [(130, 259), (259, 130), (128, 128), (1, 300), (300, 1), (65, 64), (64, 65), (260, 64)]
-STARTS, KEY_STARTS = [3, 130, 130, 131, 260, 400], [0, 200, 333, 333, 400, 401]  # unused tokens, empty sequences
 sdpa: Any = kernel_twins.scaled_dot_product_attention
 pytorchs: Any = functional.scaled_dot_product_attention
-
-
-def values(*shape: int, dtype: Any = torch.bfloat16, requires_grad: bool = False, seed: int = 0) -> Any:
-    random = torch.Generator("cuda").manual_seed(seed)
-    return torch.randn(shape, generator=random, dtype=dtype, device="cuda", requires_grad=requires_grad)
-
-
-def operands(
-    queries: int = 130, keys: int = 259, *, batch: int = 2, heads: int = 4, kv_heads: int = 2, d: int = 64, **more: Any
-) -> Any:
-    shapes = (batch, heads, queries, d), (batch, kv_heads, keys, d), (batch, kv_heads, keys, d)
-    return tuple(values(*shape, seed=seed, **more) for seed, shape in enumerate(shapes))
-
-
-def sequences(**more: Any) -> Any:
-    q, k, v = values(410, 4, 64, **more), values(450, 2, 64, seed=1, **more), values(450, 2, 64, seed=2, **more)
-    return q, k, v, *(torch.tensor(each, dtype=torch.int32, device="cuda") for each in (STARTS, KEY_STARTS))
-
-
-def assert_near(found: Any, right: Any) -> None:
-    """Within four roundings to the result's dtype of its largest number: what a kernel's own rounding of P makes.
-
-    lse counts as if rounded at 1e-4. A gradient that is exactly 0, as over a single key, is a difference of numbers
-    about 1, which fp32 leaves a remainder of.
-    """
-    for each, exact in zip(found, (known.double() for known in right), strict=True):
-        assert each.shape == exact.shape
-        eps = max(1e-4, torch.finfo(each.dtype).eps)
-        finite = exact.isfinite()
-        assert torch.equal(each.isfinite(), finite)
-        largest = exact[finite].abs().max().item() if finite.any() else 0.0
-        torch.testing.assert_close(
-            each[finite].double(), exact[finite], rtol=2 * eps, atol=max(4 * eps * largest, 1e-5)
-        )
-
-
-def with_gradients(call: Any, given: Any, *, of_lse: bool = False) -> Any:
-    """The results and the gradients of q, k and v; a gradient of lse is taken only where that is asked for."""
-    out, lse = call(*given)
-    dout = values(*out.shape, seed=5).to(out.dtype)
-    dlse = values(*lse.shape, seed=6).to(lse.dtype).masked_fill(lse.isinf(), 0)
-    results, douts = ((out, lse), (dout, dlse)) if of_lse else ((out,), (dout,))
-    return out.detach(), lse.detach(), *torch.autograd.grad(results, given, douts)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -207,19 +173,6 @@ def test_nothing_at_all(backend, of) -> None:
 # Layouts and memory
 # ----------------------------------------------------------------------------------------------------------------------
 
-LAYOUTS: dict[str, Any] = {
-    "tokens first": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "packed": lambda x: torch.stack([x.transpose(1, 2)] * 3, 2)[:, :, 1].transpose(1, 2),
-    "pitched": lambda x: functional.pad(x, (0, 8))[..., :-8],
-    "expanded": lambda x: x[:1, :, :, :].expand(x.shape),
-}
-COPIED: dict[str, Any] = {
-    "odd pitch": lambda x: functional.pad(x, (0, 3))[..., :-3],
-    "offset": lambda x: functional.pad(x, (1, 7))[..., 1:-7],
-    "spread": lambda x: x.repeat_interleave(2, 3)[..., ::2],
-    "transposed": lambda x: x.mT.contiguous().mT,
-}
-
 
 @OURS
 @pytest.mark.parametrize("layout", [*LAYOUTS, *COPIED])
@@ -299,18 +252,6 @@ def test_calls_that_differ_in_one_argument_take_turns(backend) -> None:
             for at in range(3):
                 laid = tuple(layout(each) if place == at else each for place, each in enumerate(given))
                 assert_near(kernel_twins.attention(*laid, return_lse=True, backend=backend), attend(*laid))
-
-
-@OURS
-def test_a_deterministic_gradient_has_the_same_bits(backend) -> None:
-    given = operands(1000, 1500, requires_grad=True)
-
-    def derived() -> Any:
-        out = kernel_twins.attention(*given, causal=True, deterministic=True, backend=backend)
-        return torch.autograd.grad(out.float().square().sum(), given)
-
-    first, *others = (derived() for _ in range(5))
-    assert all(torch.equal(*pair) for each in others for pair in zip(first, each, strict=True))
 
 
 @OURS

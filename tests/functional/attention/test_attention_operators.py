@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from functools import partial
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import kernel_twins  # noqa: E402
 from kernel_twins.functional.attention import torch_attention  # noqa: E402
@@ -26,6 +29,7 @@ from tests.attention_reference import (  # noqa: E402
 from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 BY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+SUBSETS = tuple(itertools.product((False, True), repeat=3))
 BY_LENGTHS = pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (6, 6), (1, 4), (3, 0), (0, 3)], ids=str)
 
 
@@ -97,8 +101,61 @@ def test_what_is_registered_is_what_pytorch_expects(operators, kind) -> None:
         torch.library.opcheck(forward, (*(each.requires_grad_() for each in (q, k, v)), *ends, *options))
         q, k, v = (each.detach() for each in (q, k, v))
         out, lse = forward(q, k, v, *ends, *options)
-        for dlse in (None, torch.zeros_like(lse)):
-            torch.library.opcheck(backward, (torch.ones_like(out), dlse, q, k, v, out, lse, *ends, *options))
+        for dlse, wanted in ((None, ()), (torch.zeros_like(lse), ()), (None, (False, True, False))):
+            torch.library.opcheck(backward, (torch.ones_like(out), dlse, q, k, v, out, lse, *ends, *options, *wanted))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "sequences"])
+def test_any_of_the_gradients_alone_are_the_same_and_the_others_have_no_elements(operators, packed) -> None:
+    forward, backward = operators
+    given, ends, options = operands(dtype=torch.float16), (None, None), asked(causal=True, softcap=2.0)
+    if packed:
+        given, ends = [each.transpose(0, 1)[None] for each in tokens(torch.float16)], starts()
+    out, lse = forward(*given, *ends, *options)
+    for dlse in (None, torch.ones_like(lse)):
+        derived = partial(backward, torch.ones_like(out), dlse, *given, out, lse, *ends, *options)
+        every = derived()
+        for wanted in SUBSETS:
+            for found, right, is_wanted in zip(derived(*wanted), every, wanted, strict=True):
+                assert found.dtype == right.dtype
+                if is_wanted:
+                    assert torch.equal(found, right) and found.stride() == right.stride()
+                else:
+                    assert found.shape == (0,)
+
+
+class Shapes(TorchDispatchMode):
+    """Those of the gradients that calls of the operator return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        if "attention_backward" in function.name():
+            self.seen.append([tuple(each.shape) for each in out])
+        return out
+
+
+def test_autograd_asks_for_no_gradient_that_nobody_wants(operators) -> None:
+    every = gradients(operators[0](*(leaves := operands(dtype=torch.float16, requires_grad=True))), leaves)
+    for wanted in SUBSETS[1:]:
+        given = operands(dtype=torch.float16)
+        leaves = [each.requires_grad_() for each, is_wanted in zip(given, wanted, strict=True) if is_wanted]
+        results = operators[0](*given)
+        with Shapes() as shapes:
+            found = gradients(results, leaves)
+        assert shapes.seen == [
+            [tuple(each.shape) if is_wanted else (0,) for each, is_wanted in zip(given, wanted, strict=True)]
+        ]
+        near(found, itertools.compress(every, wanted))
+    for place in range(3):  # of operands that all require one
+        given = operands(dtype=torch.float16, requires_grad=True)
+        results = operators[0](*given)
+        with Shapes() as shapes:
+            gradients(results[:1], given[place])
+        assert [shape != (0,) for shape in shapes.seen[0]] == [place == each for each in range(3)]
 
 
 def test_the_operators_defaults_are_no_mask(operators) -> None:
@@ -143,6 +200,9 @@ def test_gradients_may_come_in_a_batch(operators) -> None:
     found = torch.autograd.grad(out, given, douts, is_grads_batched=True, retain_graph=True)
     right = [torch.autograd.grad(out, given, dout, retain_graph=True) for dout in douts]
     near(found, [torch.stack(each) for each in zip(*right, strict=True)])
+    q, k, v = (each.detach() for each in given)
+    out, _ = operators[0](q, k.requires_grad_(), v)
+    near(torch.autograd.grad(out, k, douts, is_grads_batched=True), found[1:2])
 
 
 def test_a_gradients_gradient_is_refused_where_it_is_asked_for(operators) -> None:
@@ -164,6 +224,9 @@ def test_the_operators_are_compiled_without_a_break(operators, dynamic) -> None:
             found, right = compiled(*given), call(*given)
             near(found, right)
             near(gradients(found, given), gradients(right, given))
+    q, k, v = (each.detach() for each in given)
+    leaf = k.requires_grad_()
+    near(gradients(compiled(q, leaf, v), [leaf]), gradients(call(q, leaf, v), [leaf]))
 
 
 def test_exported() -> None:
