@@ -171,6 +171,7 @@ Gradients recomputed(const Tensor& dout, const OptionalTensor& dlse, const Tenso
   const int64_t group = q.size(1) / k.size(1), queries = q.size(2), keys = k.size(2);
   const double scale = scale_of(options, q);
   const Tensor given = cleared(dout, cu_seqlens_q), asking = cleared(q, cu_seqlens_q);
+  const Tensor given_sums = dlse ? cleared(dlse->unsqueeze(-1), cu_seqlens_q) : Tensor();
   const Tensor read = cleared(k, cu_seqlens_k), values = cleared(v, cu_seqlens_k);
   const Tensor dq = empty_or_none(wanted.q, q).zero_();
   const Tensor dk = empty_or_none(wanted.k, k), dv = empty_or_none(wanted.v, v);
@@ -192,7 +193,7 @@ Gradients recomputed(const Tensor& dout, const OptionalTensor& dlse, const Tenso
       if (!(wanted.q || wanted.k)) continue;
       const Tensor dp = at::matmul(dh, vh.mT());
       Tensor ds = p * (dp - (p * dp).sum(-1, /*keepdim=*/true));
-      if (dlse) ds = ds + p * rows(*dlse).unsqueeze(-1);
+      if (dlse) ds = ds + p * rows(given_sums);
       if (slope.defined()) ds = ds * slope;
       if (wanted.q) rows(dq).copy_(at::matmul(ds, kh) * scale);
       if (wanted.k) dkh.add_(at::matmul(ds.mT(), qh).sum(0));

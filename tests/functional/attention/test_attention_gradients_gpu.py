@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.functional.attention.shared import Options  # noqa: E402
-from kernel_twins.functional.backends import runs  # noqa: E402
 from kernel_twins.harness.check import compare, generator  # noqa: E402
 from tests.attention_on_gpu import (  # noqa: E402
     BY_KIND,
@@ -61,12 +60,6 @@ def derived(backend: str, given: Any, dout: Any, **kind: Any) -> Any:
     return torch.autograd.grad(called(backend, leaves, **kind)[0], leaves[:3], dout)
 
 
-def require_step(backend: Any) -> None:
-    """Skips where PyTorch computes the gradients."""
-    if not runs(backend, (OP.name,), torch.cuda.current_device()):
-        pytest.skip(f"this GPU runs no step behind {OP.name}")
-
-
 def extra_bytes(call: Callable[[], Any]) -> int:
     """The memory that a call holds at its peak, once all that it keeps is there."""
     call()
@@ -92,7 +85,14 @@ def test_every_case_of_the_ladder_is_right(backend, case) -> None:
     dlse, *ends = [*more, None, None, None][:3]
     said = OP.options(case)
     first, last = said["band"]
-    options = Options(said["scale"], first, last, said.get("from_end", False), said.get("softcap") or 0.0)
+    options = Options(
+        said["scale"],
+        first,
+        last,
+        said.get("from_end", False),
+        said.get("softcap", 0.0),
+        said.get("deterministic", False),
+    )
     found = operator(dout, dlse, q, k, v, result, lse, *ends, *options)
     verdict = compare(OP, case, given, tuple(each.contiguous() for each in found))
     assert verdict.ok, verdict.reason
@@ -146,7 +146,6 @@ def test_tokens_in_no_sequence_take_and_give_nothing(backend, kind) -> None:
 @OURS
 @NAN_KINDS
 def test_nan_reaches_no_other_sequence(backend, kind) -> None:
-    require_step(backend)
     given = sequences()
     dout = values(*given[0].shape, seed=5)
     right = derived(backend, given, dout, **kind, deterministic=True)
@@ -160,7 +159,6 @@ def test_nan_reaches_no_other_sequence(backend, kind) -> None:
 
 @OURS
 def test_no_kernel_of_pytorchs_computes_a_gradient(backend) -> None:
-    require_step(backend)
     theirs = {"aten::_flash_attention_backward", "aten::mm", "aten::bmm", "aten::matmul"}
     for kind in KINDS.values():
         for given in (operands(), sequences()):

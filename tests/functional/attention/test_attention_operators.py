@@ -124,6 +124,18 @@ def test_any_of_the_gradients_alone_are_the_same_and_the_others_have_no_elements
                     assert found.shape == (0,)
 
 
+def test_nan_of_tokens_in_no_sequence_reaches_no_gradient() -> None:
+    library = cuda_library("attention")
+    given, ends = [each.transpose(0, 1)[None] for each in tokens(torch.float16)], starts()
+    (out, lse), options = library.attention.default(*given, *ends), asked()
+    dout, dlse = torch.ones_like(out), torch.ones_like(lse)
+    derived = partial(library.attention_backward.default, dout, dlse, *given, out, lse, *ends, *options)
+    right = derived()
+    for each in (dout, dlse, given[0]):
+        each[:, :, ends[0][-1] :] = torch.nan
+    assert all(torch.equal(*pair) for pair in zip(derived(), right, strict=True))
+
+
 class Shapes(TorchDispatchMode):
     """Those of the gradients that calls of the operator return."""
 
