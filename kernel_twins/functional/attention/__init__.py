@@ -1,4 +1,4 @@
-"""The family's public functions, declared. Their gradients are PyTorch's kernels so far, so only calls are timed."""
+"""The family's public functions, declared. Their gradients are not timed so far."""
 
 from kernel_twins.functional.function import Function
 

@@ -86,13 +86,10 @@ def attention(
       may be empty. A token in none has the result 0, the lse -inf and the gradient 0, as the results are cleared first.
       It is not checked that they ascend and end within the tensor, since they are on the GPU.
 
-    The step is FlashAttention's tiled algorithm (Dao et al. 2022; Shah et al. 2024), which stores no scores. The
-    forward pass is always deterministic. The backward pass is PyTorch's FlashAttention-2 kernel where that can say what
-    was asked for. Elsewhere it is recomputed from scores in fp32, head by head, which is right but slow: with a
-    softcap, a gradient of lse, a scale of 0, "top-left" over variable lengths or over more keys than queries, some
-    masks over more queries than keys, and with ``deterministic=True`` unless PyTorch's deterministic algorithms are on
-    and raise. By default ``deterministic`` is whether they do. There is no forward mode, nor a gradient of the
-    gradient.
+    The steps are FlashAttention's tiled algorithms (Dao et al. 2022; Shah et al. 2024), which store no scores: the
+    backward pass computes them again, and the gradients that are wanted alone. All but q's gradient have the same bits
+    in every call. That one has them with ``deterministic=True``, which takes longer; by default, where PyTorch's
+    deterministic algorithms are on and raise. There is no forward mode, nor a gradient of the gradient.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
     sizes, "cuda" if there are none and under torch.compile. "auto" takes PyTorch for torch.func's derivatives and
