@@ -30,6 +30,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernel_twins._triton.attention.attention.mask import mask_of
+from kernel_twins._triton.attention.attention.packed_sequences import sequence_of
+from kernel_twins._triton.attention.attention.tanh import tanh
 from kernel_twins._triton.lib import plans, tuning
 from kernel_twins._triton.lib.device import has_tma, runs_gluon, scratch
 
@@ -53,24 +55,9 @@ WIDE_CONFIGS = _configs((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 3
 
 LOG2_E = math.log2(math.e)
 LN_2 = tl.constexpr(0.6931471805599453)
-TWICE_LOG2_E = tl.constexpr(2.8853900817779268)
-SMALL = tl.constexpr(0.25)
 SMALLEST_FACTOR = 2.0**-126  # a scale of 0 becomes this: -inf * 0 would be NaN
 VECTOR = 8  # elements of 16 bytes
 MOST_TILES = 2**30  # of queries; behind the last one, v13 counts on by as many as there are programs
-
-
-@triton.jit
-def _sequence_of(slot, cu_q, N, BLOCK_M: tl.constexpr):
-    """The sequence of a slot: the last one whose first slot, cu_q[n] // BLOCK_M + n, does not lie behind it."""
-    low = tl.full((), 0, tl.int32)
-    high = N - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        begins = tl.load(cu_q + middle) // BLOCK_M + middle
-        low = tl.where(begins <= slot, middle, low)
-        high = tl.where(begins <= slot, high, middle - 1)
-    return low
 
 
 @triton.jit
@@ -106,14 +93,7 @@ def _add_block(
     v_tile = _load_block(v_head, v_desc, stride_vn, start, keys, UNIT, D, BLOCK_N, BLOCK_D, MASKED)
     scores = tl.dot(q_tile, k_tile.T)
     if SOFTCAP:
-        # tanh(x) = 1 - 2 / (1 + e^2x), since the hardware's tanh has half the digits; the series near 0, where the
-        # difference has few. The square of a reciprocal root takes fewer instructions than a division, which looks for
-        # large divisors.
-        x = scores * inner
-        square = x * x
-        series = x + x * square * (-1 / 3 + square * (2 / 15 - square * (17 / 315)))
-        root = tl.rsqrt(1 + tl.exp2(x * TWICE_LOG2_E))
-        scores = tl.where(tl.abs(x) < SMALL, series, 1 - 2 * root * root)
+        scores = tanh(scores * inner)
     if MASKED:
         key = start + tl.arange(0, BLOCK_N)
         visible = (key[None, :] >= lowest[:, None]) & (key[None, :] <= highest[:, None])
@@ -159,7 +139,7 @@ def attention_v14_dispatch_kernel(
     batch, kv_head = head // H, head % H // group
     q_start, k_start, queries, keys = tl.full((), 0, tl.int64), tl.full((), 0, tl.int64), Sq, Sk
     if VARLEN:
-        n = _sequence_of(block, cu_q, N, BLOCK_M)
+        n = sequence_of(block, cu_q, N, BLOCK_M)
         block -= tl.load(cu_q + n) // BLOCK_M + n
         q_start, k_start = tl.load(cu_q + n).to(tl.int64), tl.load(cu_k + n).to(tl.int64)
         queries, keys = (tl.load(cu_q + n + 1) - q_start).to(tl.int32), (tl.load(cu_k + n + 1) - k_start).to(tl.int32)
