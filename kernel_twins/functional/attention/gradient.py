@@ -1,4 +1,4 @@
-"""The gradient of attention in PyTorch's operations: its FlashAttention-2 kernel, or recomputed scores.
+"""The gradient of attention: a step of the ladder, and where the GPU runs none PyTorch's kernel, or recomputed scores.
 
 cuda-kernels/attention/torch_gradient.cpp has the same for the CUDA side.
 """
@@ -6,17 +6,27 @@ cuda-kernels/attention/torch_gradient.cpp has the same for the CUDA side.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernel_twins.functional.attention.shared import Options, aligned, empty_heads, is_deterministic
 from kernel_twins.functional.attention.torch_attention import cleared, keys_seen
+from kernel_twins.functional.backends import runs, triton_launcher
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of q, k and v
 Starts = Tensor | None
 
 _CHUNK = 2**26  # scores at a time
+
+
+class Wanted(NamedTuple):
+    """Which gradients are computed; another one has no elements."""
+
+    q: bool = True
+    k: bool = True
+    v: bool = True
 
 
 def backward(
@@ -30,21 +40,66 @@ def backward(
     cu_seqlens_q: Starts,
     cu_seqlens_k: Starts,
     options: Options,
+    wanted: Wanted,
 ) -> Gradients:
     """The gradients of the operators' q, k and v, [B, heads, S, D] as these are."""
-    given = q, k, v
+    if not any(wanted):
+        return _empty(q, k, v, wanted)
+    if q.is_cuda and runs("triton", ("attention_backward",), q.device.index):
+        return _by_step(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, options, wanted)
     window = _flash_window(q, k, dlse, cu_seqlens_q is not None, options)
     if window is not None:
         scale = options.scale_of(q.shape[3])
-        dq, dk, dv = _by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, window, scale)
-    else:
-        if cu_seqlens_q is not None and cu_seqlens_k is not None:
-            dout, q = cleared(dout, cu_seqlens_q), cleared(q, cu_seqlens_q)
-            k, v = cleared(k, cu_seqlens_k), cleared(v, cu_seqlens_k)
-        seen = keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options)
-        with torch.autocast(q.device.type, enabled=False):
-            dq, dk, dv = _recomputed(dout, dlse, q, k, v, lse, seen, options)
-    return _like(dq, given[0]), _like(dk, given[1]), _like(dv, given[2])
+        found = _by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, window, scale)
+        dq, dk, dv = (_like(*each) for each in zip(found, (q, k, v), wanted, strict=True))
+        return dq, dk, dv
+    gradients = _empty(q, k, v, wanted)
+    if cu_seqlens_q is not None and cu_seqlens_k is not None:
+        dout, q = cleared(dout, cu_seqlens_q), cleared(q, cu_seqlens_q)
+        k, v = cleared(k, cu_seqlens_k), cleared(v, cu_seqlens_k)
+    seen = keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options)
+    with torch.autocast(q.device.type, enabled=False):
+        _recompute(gradients, dout, dlse, q, k, v, lse, seen, options, wanted)
+    return gradients
+
+
+def empty_or_none(like: Tensor, wanted: bool) -> Tensor:
+    """An empty gradient; without elements if it is not wanted, since an operator must return a tensor."""
+    return empty_heads(like) if wanted else like.new_empty(0)
+
+
+def _empty(q: Tensor, k: Tensor, v: Tensor, wanted: Wanted) -> Gradients:
+    return empty_or_none(q, wanted.q), empty_or_none(k, wanted.k), empty_or_none(v, wanted.v)
+
+
+def _by_step(
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Starts,
+    cu_seqlens_k: Starts,
+    options: Options,
+    wanted: Wanted,
+) -> Gradients:
+    gradients = _empty(q, k, v, wanted)
+    triton_launcher("attention_backward", q.device.index)(
+        *(aligned(each) for each in (dout, q, k, v, out)),
+        lse.contiguous(),
+        None if dlse is None else dlse.contiguous(),
+        None if cu_seqlens_q is None else cu_seqlens_q.contiguous(),
+        None if cu_seqlens_k is None else cu_seqlens_k.contiguous(),
+        out=tuple(each if is_wanted else None for each, is_wanted in zip(gradients, wanted, strict=True)),
+        scale=options.scale,
+        band=(options.first, options.last),
+        softcap=options.softcap or None,
+        from_end=options.from_end,
+        deterministic=options.deterministic,
+    )
+    return gradients
 
 
 def _flash_window(q: Tensor, k: Tensor, dlse: Tensor | None, varlen: bool, options: Options) -> tuple[int, int] | None:
@@ -117,13 +172,14 @@ def _by_flash(
     return dq, dk, dv
 
 
-def _like(gradient: Tensor, heads: Tensor) -> Tensor:
+def _like(gradient: Tensor, heads: Tensor, wanted: bool) -> Tensor:
     """The gradient as ``empty_heads`` has it lie, in which order the kernel mostly leaves it."""
-    wanted = empty_heads(heads)
-    return gradient if gradient.stride() == wanted.stride() else wanted.copy_(gradient)
+    laid = empty_or_none(heads, wanted)
+    return gradient if gradient.stride() == laid.stride() else laid.copy_(gradient) if wanted else laid
 
 
-def _recomputed(
+def _recompute(
+    gradients: Gradients,
     dout: Tensor,
     dlse: Tensor | None,
     q: Tensor,
@@ -132,10 +188,12 @@ def _recomputed(
     lse: Tensor,
     seen: tuple[Tensor, Tensor],
     options: Options,
-) -> Gradients:
+    wanted: Wanted,
+) -> None:
     """From scores in fp32, a head of k and v at a time, and some of the queries that read it."""
     group, queries, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
-    dq, dk, dv = (empty_heads(each).zero_() for each in (q, k, v))
+    dq, dk, dv = gradients
+    dq.zero_()
     scale = options.scale_of(q.shape[3])
     step = max(1, _CHUNK // max(1, group * keys))
     places = torch.arange(keys, device=q.device)
@@ -156,14 +214,21 @@ def _recomputed(
                     slope = 1 - scores.square()
                     scores = options.softcap * scores
                 p = torch.exp(scores - lse[b, heads, rows, None]).masked_fill(hidden, 0.0)
+                if wanted.v:
+                    dvh += (p.mT @ dh).sum(0)
+                if not (wanted.q or wanted.k):
+                    continue
                 dp = dh @ vh.mT
                 ds = p * (dp - (p * dp).sum(2, keepdim=True))
                 if dlse is not None:
                     ds = ds + p * dlse[b, heads, rows, None]
                 if slope is not None:
                     ds = ds * slope
-                dq[b, heads, rows] = (ds @ kh * scale).to(q.dtype)
-                dkh += (ds.mT @ qh).sum(0)
-                dvh += (p.mT @ dh).sum(0)
-            dk[b, head], dv[b, head] = dkh.to(k.dtype), dvh.to(v.dtype)
-    return dq, dk, dv
+                if wanted.q:
+                    dq[b, heads, rows] = (ds @ kh * scale).to(q.dtype)
+                if wanted.k:
+                    dkh += (ds.mT @ qh).sum(0)
+            if wanted.k:
+                dk[b, head] = dkh.to(k.dtype)
+            if wanted.v:
+                dv[b, head] = dvh.to(v.dtype)

@@ -18,7 +18,6 @@ from kernel_twins.functional.attention.shared import (
     aligned,
     autocast_operands,
     batching_rule,
-    empty_heads,
     empty_results,
     is_served,
     require_served,
@@ -101,11 +100,17 @@ def _compute_backward(
     lse: Tensor,
     cu_seqlens_q: Starts,
     cu_seqlens_k: Starts,
-    *options: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+    *asked: Any,
+) -> gradient.Gradients:
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k)
     with on_device(q.device):
-        return gradient.backward(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, Options(*options))
+        return gradient.backward(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *_parted(asked))
+
+
+def _parted(asked: tuple[Any, ...]) -> tuple[Options, gradient.Wanted]:
+    """The gradient operator's arguments that are no tensors; the dispatcher drops trailing defaults."""
+    behind = len(Options._fields)
+    return Options(*asked[:behind]), gradient.Wanted(*asked[behind:])
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -150,9 +155,20 @@ def _fake(
 
 
 def _fake_backward(
-    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *_: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_heads(q), empty_heads(k), empty_heads(v)
+    dout: Tensor,
+    dlse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    cu_seqlens_q: Starts,
+    cu_seqlens_k: Starts,
+    *asked: Any,
+) -> gradient.Gradients:
+    _, wanted = _parted(asked)
+    empty = gradient.empty_or_none
+    return empty(q, wanted.q), empty(k, wanted.k), empty(v, wanted.v)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Results) -> None:
@@ -171,7 +187,10 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
     # The operator refuses to be differentiated, and so it is asked where that may come.
     past = goes_past("attention_backward", *((dout,) if dlse is None else (dout, dlse)))
     run = _compute_backward if past and not torch.is_grad_enabled() else backward_operator
-    return *run(dout, dlse, q, k, v, out, lse, *starts, *ctx.options), *nothing
+    wanted = ctx.needs_input_grad[:3]
+    options = Options(*ctx.options)  # the dispatcher drops trailing defaults
+    found = run(dout, dlse, q, k, v, out, lse, *starts, *options, *wanted)
+    return *(each if is_wanted else None for each, is_wanted in zip(found, wanted, strict=True)), *nothing
 
 
 def _refuse(ctx: Any, *_: Any) -> None:
@@ -191,7 +210,8 @@ backward_operator = register(
     "attention_backward_triton",
     _compute_backward,
     "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cu_seqlens_q, "
-    f"Tensor? cu_seqlens_k, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+    f"Tensor? cu_seqlens_k, {_OPTIONS}, bool q_grad=True, bool k_grad=True, bool v_grad=True) "
+    "-> (Tensor, Tensor, Tensor)",
     _fake_backward,
     gradient=(lambda ctx, inputs, output: None, _refuse),
     vmap=partial(batching_rule, operands=7),
