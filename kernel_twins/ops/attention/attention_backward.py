@@ -280,7 +280,7 @@ OP = Op(
             arch="==9.0a",
             accepts=shared.plain_copyable,
             launches=3,
-            helpers=("attention_backward_delta_kernel", "attention_backward_v03_one_pass_dq_kernel"),
+            helpers=("attention_backward_delta_kernel", "attention_backward_rounding_kernel"),
             deterministic=False,
             promises={90: (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD)},
         ),

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kernel_twins._triton.attention.attention.mask import mask_of
 from kernel_twins._triton.attention.attention_backward.delta import deltas
+from kernel_twins._triton.attention.attention_backward.rounding import round_sums
 from kernel_twins._triton.lib import tuning
 from kernel_twins._triton.lib.device import scratch
 
@@ -31,7 +32,6 @@ CONFIGS = [
     triton.Config({"BLOCK_M": m, "BLOCK_N": n}, num_warps=warps, num_stages=stages)
     for m, n, warps, stages in ((64, 64, 8, 2), (64, 64, 8, 3), (64, 128, 8, 2), (32, 128, 8, 2))
 ]
-SCALED = 1024  # elements of a program that scales dq
 
 
 @triton.jit
@@ -144,17 +144,6 @@ def attention_backward_v03_one_pass_kernel(
     tl.store(dv + place, dv_sum.to(dv.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["Sq"])
-def attention_backward_v03_one_pass_dq_kernel(dq_sums, dq, Sq, pitch, scale, D: tl.constexpr, SCALED: tl.constexpr):
-    # dq_sums: [B * H, pitch, D], dq: [B * H, Sq, D].
-    size = Sq.to(tl.int64) * D
-    blocks = tl.cdiv(size, SCALED)
-    head = (tl.program_id(0) // blocks).to(tl.int64)
-    element = tl.program_id(0) % blocks * SCALED + tl.arange(0, SCALED)
-    sums = tl.load(dq_sums + head * pitch * D + element, mask=element < size)
-    tl.store(dq + head * size + element, (sums * scale).to(dq.dtype.element_ty), mask=element < size)
-
-
 def attention_backward_v03_one_pass(
     dout: Tensor,
     q: Tensor,
@@ -211,6 +200,4 @@ def attention_backward_v03_one_pass(
         first, last, triton.next_power_of_2(Sq), *strides,
         MASK=mask, D=D, BLOCK_D=max(16, triton.next_power_of_2(D)), **config,
     )  # fmt: skip
-    attention_backward_v03_one_pass_dq_kernel[(B * H * triton.cdiv(Sq * D, SCALED),)](
-        dq_sums, dq, Sq, pitch, scale, D=D, SCALED=SCALED, num_warps=4
-    )
+    round_sums(dq_sums, dq, scale)
