@@ -15,6 +15,7 @@ COPY_16_BYTES = r"cp\.async\.cg"
 COPY = r"cp\.async\.c[ag]"
 TMA_LOAD = r"cp\.async\.bulk\.tensor\S*\.mbarrier"
 TMA_STORE = r"cp\.async\.bulk\.tensor\S*\.bulk_group"
+TMA_ADD = r"cp\.reduce\.async\.bulk\.tensor\S*\.add\.bulk_group"
 PROXY_FENCE = r"fence\.proxy\.async"
 BARRIER_WAIT = r"mbarrier\.try_wait"
 

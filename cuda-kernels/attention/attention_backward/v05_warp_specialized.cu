@@ -9,7 +9,7 @@
 // Counter:  time falls; tensor_pipe rises.
 // Requires: as v03.
 // Source:   Shah et al., "FlashAttention-3" (2024), whose backward pass has these two warps.
-// Twin:     none so far
+// Twin:     triton-kernels/attention/attention_backward/v05_warp_specialized.py
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
