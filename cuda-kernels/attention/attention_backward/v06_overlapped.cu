@@ -10,7 +10,7 @@
 // Requires: as v03.
 // Source:   Shah et al., "FlashAttention-3" (2024), whose order of products it is; here dv's starts before
 //           ds is computed.
-// Twin:     none so far
+// Twin:     triton-kernels/attention/attention_backward/v06_overlapped.py
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"

@@ -13,7 +13,7 @@ from kernel_twins.spec import ITEMSIZE, Case, Op, Output, Prediction, Step
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-_GLUON_TO_COME = "No such step has been written in Gluon."
+_GLUON = (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD, ptx.TMA_ADD, ptx.BARRIER_WAIT, ptx.MORE_REGISTERS)
 _REDUCTION_GAP = "Triton's atomic additions are those of v03 already."
 _TRANSPOSED_GAP = "tl.dot takes its operands from where the compiler puts them."
 _SCHEDULED_GAP = "It goes on from v07, which Triton does not have."
@@ -300,15 +300,17 @@ OP = Op(
         Step(
             name="v05_warp_specialized",
             predictions=(
-                Prediction("time", "<=", 0.88, relative=True),
-                Prediction("tensor_pipe", ">=", 60),
+                Prediction("time", "<=", 0.88, relative=True, backends=("cuda",)),
+                Prediction("tensor_pipe", ">=", 60, backends=("cuda",)),
+                Prediction("time", "<=", 0.8, relative=True, backends=("triton",)),
+                Prediction("tensor_pipe", ">=", 50, backends=("triton",)),
             ),
-            no_triton=_GLUON_TO_COME,
             arch="==9.0a",
             accepts=shared.plain_copyable,
             launches=3,
-            helpers=("attention_backward_delta_kernel",),
+            helpers=("attention_backward_delta_kernel", "attention_backward_rounding_kernel"),
             deterministic=False,
+            promises={90: _GLUON},
         ),
         Step(
             name="v06_overlapped",
@@ -316,12 +318,12 @@ OP = Op(
                 Prediction("time", "<=", 0.95, relative=True),
                 Prediction("instructions", "==", 1.0, relative=True, tolerance=0.03),
             ),
-            no_triton=_GLUON_TO_COME,
             arch="==9.0a",
             accepts=shared.plain_copyable,
             launches=3,
-            helpers=("attention_backward_delta_kernel",),
+            helpers=("attention_backward_delta_kernel", "attention_backward_rounding_kernel"),
             deterministic=False,
+            promises={90: _GLUON},
         ),
         Step(
             name="v07_register_reduction",
