@@ -95,8 +95,8 @@ def hide(pairs, row, first_key, band, HIDDEN: gl.constexpr):
 
 
 @gluon.jit
-def shared_memory(q_desc, k_desc, v_desc, lse2_desc, sums_desc):
-    """The program's own keys and values, a ring of queries, ds, and a part of dq.
+def shared_memory(q_desc, k_desc, v_desc, lse2_desc):
+    """The program's own keys and values, a ring of queries, and ds.
 
     A stage of the ring has q, dout, lse2 and delta, and is empty when the consumers have let it go.
     """
@@ -107,10 +107,16 @@ def shared_memory(q_desc, k_desc, v_desc, lse2_desc, sums_desc):
     lse2_tiles = gl.allocate_shared_memory(gl.float32, [STAGES] + lse2_desc.block_type.shape, lse2_desc.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES] + lse2_desc.block_type.shape, lse2_desc.layout)
     ds_tile = gl.allocate_shared_memory(q_desc.dtype, [BLOCK_N, BLOCK_M], PAIRS)
-    part = gl.allocate_shared_memory(gl.float32, sums_desc.block_type.shape, sums_desc.layout)
     own = (keys, values, rings.barriers(1, 2))  # a box of each
     ring = (q_tiles, dout_tiles, lse2_tiles, delta_tiles, rings.barriers(STAGES, 3), rings.barriers(STAGES, 1))
-    return own, ring, ds_tile, part
+    return own, ring, ds_tile
+
+
+@gluon.jit
+def handover_of(sums_desc):
+    """A part of dq in shared memory, and the barriers that complete when it is there, and when it has left again."""
+    part = gl.allocate_shared_memory(gl.float32, sums_desc.block_type.shape, sums_desc.layout)
+    return part, rings.barriers(1, 1), rings.barriers(1, 1)
 
 
 @gluon.jit

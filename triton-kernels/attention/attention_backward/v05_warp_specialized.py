@@ -84,11 +84,10 @@ def attention_backward_v05_warp_specialized_kernel(
 ):  # fmt: skip
     # dout, q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], lse2, delta: [B * H * pitch], sums: [B, H, pitch, D], zeros at
     # first, and dk, dv: [B, H_KV, Sk, D] contiguous. Query i sees the keys from i + first to i + last.
-    own, ring, ds_tile, part = pairs.shared_memory(q_desc, k_desc, v_desc, lse2_desc, sums_desc)
-    part_full, part_empty = rings.barriers(1, 1), rings.barriers(1, 1)
+    own, ring, ds_tile = pairs.shared_memory(q_desc, k_desc, v_desc, lse2_desc)
+    handover = pairs.handover_of(sums_desc)
     hopper.fence_async_shared()  # before the copy engine counts bytes on the barriers
     band = (Sq, Sk, first, last)
-    handover = (part, part_full, part_empty)
     described = (q_desc, dout_desc, k_desc, v_desc, lse2_desc, delta_desc)
     gl.warp_specialize(
         [
