@@ -25,11 +25,13 @@ constexpr int CONSUMERS = 2;  // warpgroups that compute, TILE_ROWS keys each
 constexpr int BLOCK_N = CONSUMERS * TILE_ROWS;
 constexpr int STAGES = 2;
 constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;  // the first one moves data
-constexpr int PRODUCER_REGISTERS = 32;
+constexpr int PRODUCER_REGISTERS = 24;
 constexpr int CONSUMER_REGISTERS = 240;
 constexpr int PAIRS_BARRIER = 1 + CONSUMERS;  // behind those of clear_rows
 
-static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <= 65536, "of an SM");
+static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
+                  65536 / THREADS / 8 * 8 * THREADS,
+              "no more than the block starts with, or a warpgroup waits for ever");
 
 template <int WIDTH>
 constexpr int PARTS = WIDTH == 64 ? CONSUMERS : 1;  // tiles of TILE_ROWS queries in a stage
@@ -50,14 +52,14 @@ struct Shared {
   uint8_t dout[STAGES][PARTS<WIDTH>][WIDTH / 64][TILE_BYTES];
   uint8_t ds[STAGES][PARTS<WIDTH>][CONSUMERS][TILE_BYTES];  // [keys, queries]
   float lse[STAGES][PARTS<WIDTH>][TILE_ROWS], delta[STAGES][PARTS<WIDTH>][TILE_ROWS];
-  uint64_t own_full;         // complete when keys have come, and `task` says which
+  uint64_t own_full;         // complete when keys have come, and a task says which
   uint64_t own_empty;        // when all who read them are done with both
   uint64_t full[STAGES];     // when queries have come
   uint64_t empty[STAGES];    // when all consumers have multiplied them
   uint64_t granted[STAGES];  // when it is the block's turn to add to dq
   uint64_t passed[STAGES];   // when who passes the turn on knows that it has been used
   uint64_t added[STAGES];    // when both consumers have added
-  KeyTask task;
+  KeyTask task[2];
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -133,11 +135,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
   const int thread = threadIdx.x % WARPGROUP;
-  // The row of a tile of queries among all heads' padded ones.
+  // Of a tile of queries, among the rows of all heads.
   const auto place_of = [&](const KeyTask& task, int in_group, int row) {
-    const int64_t head =
-        static_cast<int64_t>(task.batch) * problem.heads + task.head * problem.group + in_group;
-    return head * problem.padded + task.padded_q + row;
+    return task.place + static_cast<int64_t>(in_group) * problem.padded + row;
   };
 
   if (threadIdx.x == 0) {
@@ -164,16 +164,15 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (warp > 0) {  // keeps the order of turns
       for (;; ++turn) {
         mbarrier_wait_parity(&shared.own_full, turn % 2);  // for `task`
-        const KeyTask task = shared.task;
+        const KeyTask task = shared.task[turn % 2];
         if (task.head < 0) return;
         mbarrier_arrive(&shared.own_empty);
-        const Visits visits = visits_of(problem, queue, task, BLOCK_M);
-        for (int i = 0; i < visits.count; ++i, ++visit) {
+        for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
           const int stage = visit % STAGES;
-          const int row = visits.row(i, BLOCK_M);
-          const unsigned mine = tasks_before(queue, task, row, BLOCK_M);
+          const int row = at.row(queue, task, BLOCK_M);
+          const unsigned mine = tasks_before<BLOCK_M, BLOCK_N>(queue, task, row);
           const cuda::atomic_ref<unsigned, cuda::thread_scope_device> next(
-              turns[place_of(task, visits.head(i), row) / BLOCK_M]);
+              turns[place_of(task, at.head, row) / BLOCK_M]);
           if (warp == 1) {
             mbarrier_wait_parity(&shared.passed[stage], visit / STAGES % 2 ^ 1);  // for the stage's last turn
             while (next.load(cuda::memory_order_acquire) != mine) {               // for who comes before
@@ -190,11 +189,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     // Blocks draw until they are behind the last tile. So they draw as often as there are tiles.
     const auto draw = [&] { return gridDim.x + atomicInc(queue.drawn, queue.tiles - 1); };
     for (unsigned number = blockIdx.x;; number = draw()) {  // late: who ends first draws first
-      const KeyTask task = key_task_of(problem, queue, BLOCK_M, number);
-      if (task.head >= 0 && (task.key < 0 || task.key >= task.Sk)) continue;  // a slot without a tile
-      mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);                  // for the last tile's end
+      KeyTask& task = shared.task[turn % 2];
+      if (!set_task<BLOCK_M, BLOCK_N>(task, problem, queue, number)) continue;
+      mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);  // for the last tile's end
       ++turn;
-      shared.task = task;
       if (task.head < 0) {
         for (int i = 0; i < (1 + WANTED.ds()) * CONSUMERS; ++i) mbarrier_arrive(&shared.own_full);
         return;
@@ -205,10 +203,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         if constexpr (WANTED.ds())
           fetch(shared.v[i], &problem.v, key, task.head, task.batch, &shared.own_full);
       }
-      const Visits visits = visits_of(problem, queue, task, BLOCK_M);
-      for (int i = 0; i < visits.count; ++i, ++visit) {
+      for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
         const int stage = visit % STAGES;
-        const int row = visits.row(i, BLOCK_M), head = task.head * problem.group + visits.head(i);
+        const int row = at.row(queue, task, BLOCK_M), head = task.head * problem.group + at.head;
         mbarrier_wait_parity(&shared.empty[stage], visit / STAGES % 2 ^ 1);  // for the stage's last use
         for (int part = 0; part < PARTS; ++part) {
           const int token = task.first_q + row + part * TILE_ROWS;
@@ -216,7 +213,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           fetch(shared.dout[stage][part], &problem.dout, token, head, task.batch, &shared.full[stage]);
         }
         constexpr int BYTES = BLOCK_M * sizeof(float);
-        const int64_t place = place_of(task, visits.head(i), row);
+        const int64_t place = place_of(task, at.head, row);
         mbarrier_arrive_expect_tx(&shared.full[stage], 2 * BYTES);
         bulk_load(shared.lse[stage], problem.lse + place, BYTES, &shared.full[stage]);
         bulk_load(shared.delta[stage], problem.delta + place, BYTES, &shared.full[stage]);
@@ -230,10 +227,9 @@ __global__ void __launch_bounds__(THREADS, 1)
   const uint64_t k_tile = wgmma_tile(shared.k[consumer]), v_tile = wgmma_tile(shared.v[consumer]);
   for (;; ++turn) {
     mbarrier_wait_parity(&shared.own_full, turn % 2);  // for the keys and values
-    const KeyTask& task = shared.task;                 // read again where it is needed, to spare registers
+    const KeyTask& task = shared.task[turn % 2];       // read again where it is needed, to spare registers
     if (task.head < 0) return;
     const int first_key = task.key + consumer * TILE_ROWS;
-    const Visits visits = visits_of(problem, queue, task, BLOCK_M);
     const bool packed = problem.keys.starts != nullptr;
     if (packed && first_key + TILE_ROWS > task.Sk) {
       const int keys = max(task.Sk - first_key, 0);
@@ -241,9 +237,9 @@ __global__ void __launch_bounds__(THREADS, 1)
       if constexpr (WANTED.ds()) clear_rows(shared.v[consumer], keys, consumer);
     }
     float dk[WIDTH / 2] = {}, dv[WIDTH / 2] = {};
-    for (int i = 0; i < visits.count; ++i, ++visit) {
+    for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
       const int stage = visit % STAGES;
-      const int row = visits.row(i, BLOCK_M);
+      const int row = at.row(queue, task, BLOCK_M);
       mbarrier_wait_parity(&shared.full[stage], visit / STAGES % 2);  // for the stage's queries
       if (packed && row + BLOCK_M > task.Sq) {
 #pragma unroll 1
@@ -320,7 +316,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       if constexpr (WANTED.dq) {
         wgmma_wait_group<WANTED.dk>();  // for dv and dq
         wgmma_hold(dq);
-        const int64_t place = place_of(task, visits.head(i), row) / TILE_ROWS;
+        const int64_t place = place_of(task, at.head, row) / TILE_ROWS;
         const int64_t to = WIDTH == 64 ? place + consumer : place * (WIDTH / 64) + consumer;
         if constexpr (WANTED.turns) mbarrier_wait_parity(&shared.granted[stage], visit / STAGES % 2);
 #pragma unroll
@@ -347,7 +343,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     if constexpr (WANTED.dk) store(problem.dk, problem.dk_stride, dk, problem.scale);
     if constexpr (WANTED.dv) store(problem.dv, problem.dv_stride, dv, 1.0f);
-    mbarrier_arrive(&shared.own_empty);  // each thread for itself: all have read `task`
+    mbarrier_arrive(&shared.own_empty);  // each thread for itself: all have read the task
   }
 #endif
 }
