@@ -45,7 +45,7 @@ def backward(
     """The gradients of the operators' q, k and v, [B, heads, S, D] as these are."""
     if not any(wanted):
         return _empty(q, k, v, wanted)
-    if q.is_cuda and runs("triton", ("attention_backward",), q.device.index):
+    if _has_step(q):
         return _by_step(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, options, wanted)
     window = _flash_window(q, k, dlse, cu_seqlens_q is not None, options)
     if window is not None:
@@ -70,6 +70,10 @@ def empty_or_none(like: Tensor, wanted: bool) -> Tensor:
 
 def _empty(q: Tensor, k: Tensor, v: Tensor, wanted: Wanted) -> Gradients:
     return empty_or_none(q, wanted.q), empty_or_none(k, wanted.k), empty_or_none(v, wanted.v)
+
+
+def _has_step(q: Tensor) -> bool:
+    return q.is_cuda and runs("triton", ("attention_backward",), q.device.index)
 
 
 def _by_step(

@@ -325,7 +325,7 @@ def attention_backward_v10_dispatch(
         if tensor.data_ptr() % 16 or any(pitch % 8 for pitch in pitches):
             raise ValueError(
                 f"{name} has strides {tensor.stride()} and starts {tensor.data_ptr() % 16} bytes off a multiple of 16, "
-                f"its rows must start at such multiples: call {name}.contiguous(), or take v01"
+                f"its rows must start at such multiples: call {name}.contiguous()"
             )
         strides += pitches
     N = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else B
