@@ -57,6 +57,7 @@ def backward(
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         dout, q = cleared(dout, cu_seqlens_q), cleared(q, cu_seqlens_q)
         k, v = cleared(k, cu_seqlens_k), cleared(v, cu_seqlens_k)
+        dlse = None if dlse is None else cleared(dlse[..., None], cu_seqlens_q)[..., 0]
     seen = keys_seen(q, k, cu_seqlens_q, cu_seqlens_k, options)
     with torch.autocast(q.device.type, enabled=False):
         _recompute(gradients, dout, dlse, q, k, v, lse, seen, options, wanted)
