@@ -9,6 +9,7 @@ LOAD_FROM_L2 = r"ld\.global\.cg\.b32"
 SHARED_LOAD = r"ld\.shared"
 SHARED_LOAD_16_BYTES = r"ld\.shared\.v4"
 ATOMIC_ADD = r"atom\.global\.gpu\.relaxed\.add\.f32"
+ATOMIC_ADD_4 = r"atom\.global\.gpu\.relaxed\.add\.v4\.f32"
 TICKET = r"atom\.global\.gpu\.acq_rel\.add\.u32"
 
 COPY_16_BYTES = r"cp\.async\.cg"

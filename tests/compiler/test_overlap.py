@@ -15,6 +15,7 @@ from kernel_twins.compiler.wgmma_hazards import Listing
 from kernel_twins.spec import Case
 from tests import forks
 
+BACKWARD = ("v06_overlapped", "v07_register_reduction")
 OP, STEP, LATE = "attention", "v08_overlapped", "v13_late_search"
 GLUON = (STEP, "v10_persistent", "v11_skip_rescale", LATE)
 TILE = 64  # exponentials that a thread takes of a tile of 64 queries and 128 keys
@@ -34,8 +35,9 @@ def between_waits(listing: Listing) -> list[int]:
     return found
 
 
-def of_gluon(step: str, d: int) -> Listing:
-    (kernel,) = aot.compiled(ops.get(OP), ops.get(OP).step(step), Case.of(2, 16, 8_192, d, dtype="bf16"))
+def of_gluon(step: str, d: int, op: str = OP) -> Listing:
+    kernels = aot.compiled(ops.get(op), ops.get(op).step(step), Case.of(2, 16, 8_192, d, dtype="bf16"))
+    (kernel,) = (each for each in kernels if each.name == f"{op}_{step}_kernel")
     with aot.cubin(kernel) as cubin:
         return disassembly.sass(cubin)[kernel.name]
 
@@ -84,3 +86,13 @@ def test_gluon_takes_exponentials_under_its_own_products(step: str, d: int) -> N
     pytest.importorskip("triton")
     listing = forks.call("tests.compiler.test_overlap", "of_gluon", step, d)
     assert min(between_waits(listing), default=0) >= TILE
+
+
+@pytest.mark.parametrize("step", BACKWARD)
+@pytest.mark.parametrize("d", [64, 128])
+def test_gluon_takes_exponentials_under_the_products_of_dout(step: str, d: int) -> None:
+    """A thread has half as many as in the forward pass, and later waits, for dq's products, have none behind them."""
+    pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    listing = forks.call("tests.compiler.test_overlap", "of_gluon", step, d, "attention_backward")
+    assert between_waits(listing) == [TILE // 2, 0]

@@ -8,7 +8,7 @@
 // Counter:  time falls a little; instructions fall.
 // Requires: as v03.
 // Source:   PTX ISA, "red"; FlashAttention-3 does so at head dimension 256.
-// Twin:     none: Triton's atomic additions are those of v03
+// Twin:     triton-kernels/attention/attention_backward/v07_register_reduction.py
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
