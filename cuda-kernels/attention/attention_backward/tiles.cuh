@@ -30,14 +30,16 @@ __device__ inline bool hides(const Lengths& of, int first_row, int first_key) {
 
 // Hides queries that do not see a key, and keys beyond the last one. `key` and `row` are those of the
 // thread's first score.
-template <typename Lengths>
-__device__ inline void hide_columns(float (&scores)[TILE_ROWS / 2], const Lengths& of, int key, int row) {
+template <int N, typename Lengths>
+__device__ inline void hide_columns(float (&scores)[N], const Lengths& of, int key, int row) {
+  const int Sk = of.Sk, first = of.first, last = of.last;
+  const float hidden = of.factor < 0 ? INFINITY : -INFINITY;
 #pragma unroll
-  for (int i = 0; i < TILE_ROWS / 2; ++i) {
+  for (int i = 0; i < N; ++i) {
     const int in_block = key + i % 4 / 2 * 8;
-    const int low = in_block - of.last - row;
-    const int high = in_block < of.Sk ? in_block - of.first - row : -1;
+    const int low = in_block - last - row;
+    const int high = in_block < Sk ? in_block - first - row : -1;
     const int at = i / 4 * 8 + i % 2;
-    if (at < low || at > high) scores[i] = of.factor < 0 ? INFINITY : -INFINITY;
+    if (at < low || at > high) scores[i] = hidden;
   }
 }

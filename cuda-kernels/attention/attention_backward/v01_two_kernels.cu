@@ -281,7 +281,7 @@ static void launch(const AttentionBackwardArgs& args) {
 }
 
 void attention_backward_v01_two_kernels(const AttentionBackwardArgs& args) {
-  require_narrow_heads(args.D, 128, "PyTorch's backward pass");
+  require_narrow_heads(args.D, 128, "v10_dispatch");
   const bool wide = rows_are_aligned(args.dout, args.dout_stride) &&
                     rows_are_aligned(args.q, args.q_stride) && rows_are_aligned(args.k, args.k_stride) &&
                     rows_are_aligned(args.v, args.v_stride) && aligned_to_16_bytes(args.dq, args.dk, args.dv);

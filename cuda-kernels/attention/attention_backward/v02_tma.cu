@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 }
 
 void attention_backward_v02_tma(const AttentionBackwardArgs& args) {
-  require_narrow_heads(args.D, 128, "PyTorch's kernels");
+  require_narrow_heads(args.D, 128, "v10_dispatch");
   dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
     BackwardProblem problem = problem_of(args, cdiv(args.Sq, BLOCK) * BLOCK);
     if (args.B * args.H * args.Sq > 0) {

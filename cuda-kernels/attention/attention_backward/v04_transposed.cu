@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(ROUNDING_THREADS)
 }
 
 void attention_backward_v04_transposed(const AttentionBackwardArgs& args) {
-  require_narrow_heads(args.D, 128, "PyTorch's kernels");
+  require_narrow_heads(args.D, 128, "v10_dispatch");
   dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
     BackwardProblem problem = problem_of(args, cdiv(args.Sq, TILE_ROWS) * TILE_ROWS);
     const int64_t heads = args.B * args.H, numbers = heads * problem.padded * WIDTH;

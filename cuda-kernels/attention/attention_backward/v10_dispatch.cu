@@ -1,125 +1,26 @@
 // attention_backward v10_dispatch: heads of every width, sequences of every length, capped scores.
 //
-// Change:   v09's kernel as a template over its tile and over the gradients that are wanted; blocks add to dq
-//           in turns only if that is asked for. With D up to 64 a block visits 128 queries at a time, and
-//           each consumer adds to dq of 64 of them. A tile of keys belongs to a sequence, whose lengths and
-//           place its producer looks up; of a batch all sequences are equally long. Scores may have passed a
-//           tanh (softcap), whose slope their gradients are multiplied by. Gradients go to rows of any
-//           stride, 16 bytes at a time. The kernel that computes delta sets the sums of dq to 0.
-// Why:      at D 64 both consumers added to all of dq, which took as long as the products. A gradient that
-//           nobody wants costs products, copies and memory. Packed sequences need no padding.
+// Change:   v09's kernel as a template over its tile, over the gradients that are wanted, and over a softcap;
+//           blocks add to dq in turns only if that is asked for. With D up to 64 a block visits 128 queries
+//           at a time, and each consumer adds to dq of 64 of them. Above 128 both consumers share 64 keys:
+//           each computes the pairs of half the queries, passes them on through shared memory, and adds up
+//           half the columns. A tile of keys belongs to a sequence, whose lengths and place its producer looks
+//           up; of a batch all sequences are equally long. Gradients go to rows of any stride, 16 bytes at a
+//           time. The kernel that computes delta sets the sums of dq to 0.
+// Why:      at D 64 both consumers added to all of dq, which took as long as the products. At D 256 a warpgroup
+//           has no registers for the sums of 64 keys. A gradient that nobody wants costs products, copies and
+//           memory. Packed sequences need no padding.
 // Counter:  none at the case shown, which runs as in v08; at D 64 time falls.
-// Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 128; D and strides
+// Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
-// Source:   FlashAttention-3's backward pass has such tiles at D 64, and sequences' padded sums.
+// Source:   FlashAttention-3's backward pass has sequences' padded sums, and at D 256 pairs in shared memory.
 // Twin:     triton-kernels/attention/attention_backward/v10_dispatch.py
 #include <cuda/atomic>
 
 #include "any_rows.cuh"
-#include "lib/activation.cuh"
 #include "lib/head_dispatch.h"
 #include "lib/ptx/reduce.cuh"
-#include "lib/tanh.cuh"
-
-constexpr int CONSUMERS = 2;  // warpgroups that compute, TILE_ROWS keys each
-constexpr int BLOCK_N = CONSUMERS * TILE_ROWS;
-constexpr int STAGES = 2;
-constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;  // the first one moves data
-constexpr int PRODUCER_REGISTERS = 24;
-constexpr int CONSUMER_REGISTERS = 240;
-constexpr int PAIRS_BARRIER = 1 + CONSUMERS;  // behind those of clear_rows
-
-static_assert((PRODUCER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * WARPGROUP <=
-                  65536 / THREADS / 8 * 8 * THREADS,
-              "no more than the block starts with, or a warpgroup waits for ever");
-
-template <int WIDTH>
-constexpr int PARTS = WIDTH == 64 ? CONSUMERS : 1;  // tiles of TILE_ROWS queries in a stage
-template <int WIDTH>
-constexpr int BLOCK_M = PARTS<WIDTH> * TILE_ROWS;
-
-// What a kernel computes. `turns`: blocks add to dq one after the other.
-struct Wanted {
-  bool dq, dk, dv, turns;
-  constexpr bool ds() const { return dq || dk; }
-};
-
-// WIDTH is D, padded to whole panels.
-template <int WIDTH>
-struct Shared {
-  uint8_t k[CONSUMERS][WIDTH / 64][TILE_BYTES], v[CONSUMERS][WIDTH / 64][TILE_BYTES];
-  uint8_t q[STAGES][PARTS<WIDTH>][WIDTH / 64][TILE_BYTES];
-  uint8_t dout[STAGES][PARTS<WIDTH>][WIDTH / 64][TILE_BYTES];
-  uint8_t ds[STAGES][PARTS<WIDTH>][CONSUMERS][TILE_BYTES];  // [keys, queries]
-  float lse[STAGES][PARTS<WIDTH>][TILE_ROWS], delta[STAGES][PARTS<WIDTH>][TILE_ROWS];
-  uint64_t own_full;         // complete when keys have come, and a task says which
-  uint64_t own_empty;        // when all who read them are done with both
-  uint64_t full[STAGES];     // when queries have come
-  uint64_t empty[STAGES];    // when all consumers have multiplied them
-  uint64_t granted[STAGES];  // when it is the block's turn to add to dq
-  uint64_t passed[STAGES];   // when who passes the turn on knows that it has been used
-  uint64_t added[STAGES];    // when both consumers have added
-  KeyTask task[2];
-};
-
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL
-
-// Starts a consumer's part of ds @ k: of 128 columns it has 64, of the one tile of queries; of 64 all, of its
-// own tile.
-template <typename T, int WIDTH>
-__device__ inline void multiply_pairs(float (&dq)[QUADS * 4], Shared<WIDTH>& shared, int stage,
-                                      int consumer) {
-#pragma unroll
-  for (int i = 0; i < CONSUMERS; ++i) {
-    const uint64_t ds_tile = wgmma_tile(shared.ds[stage][WIDTH == 64 ? consumer : 0][i]);
-    const uint64_t k_panel = wgmma_tile(shared.k[i][WIDTH == 64 ? 0 : consumer]);
-#pragma unroll
-    for (int step = 0; step < TILE_ROWS / 16; ++step)
-      wgmma_m64k16<64, T, true, false>(dq, ds_tile + step * (16 * ROW_BYTES / 16),
-                                       k_panel + step * (16 * ROW_BYTES / 16), i + step > 0);
-  }
-}
-
-// Of scores [keys, queries], p. lse is that of the tile's queries.
-__device__ inline float power_of(float score, int i, const float (&lse)[TILE_ROWS], float factor) {
-  return exp2_approx(fmaf(score, factor, -lse[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2]));
-}
-
-// Rounds p, and without a softcap leaves it in the place of scores. With one, these stay.
-template <typename T>
-__device__ inline void exponentiate(uint32_t (&p)[TILE_ROWS / 16][4], float (&scores)[TILE_ROWS / 2],
-                                    const float (&lse)[TILE_ROWS], const AnyBackwardProblem& problem) {
-  if (problem.cap == 0.0f) {
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS / 2; ++i) scores[i] = power_of(scores[i], i, lse, problem.factor);
-    round_to<T>(p, scores);
-  } else {
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS / 2; i += 2)
-      p[i / 8][i % 8 / 2] = rounded_pair<T>(power_of(scores[i], i, lse, problem.factor),
-                                            power_of(scores[i + 1], i + 1, lse, problem.factor));
-  }
-}
-
-// Turns dp into ds. `scores` and `lse` are what exponentiate left and had, delta that of the tile's queries.
-__device__ inline void differentiate(const float (&scores)[TILE_ROWS / 2], float (&dp)[TILE_ROWS / 2],
-                                     const float (&lse)[TILE_ROWS], const float (&delta)[TILE_ROWS],
-                                     const AnyBackwardProblem& problem) {
-  const auto own = [&](int i) { return delta[i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2]; };
-  if (problem.cap == 0.0f) {
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS / 2; ++i) dp[i] = scores[i] * (dp[i] - own(i));
-  } else {
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS / 2; ++i) {
-      const float p = power_of(scores[i], i, lse, problem.factor);
-      const float slope = isinf(scores[i]) ? 0.0f : fmaf(-scores[i], scores[i], 1.0f);  // inf: a hidden pair
-      dp[i] = p * (dp[i] - own(i)) * slope;
-    }
-  }
-}
-
-#endif  // __CUDA_ARCH_FEAT_SM90_ALL
+#include "wide_visit.cuh"
 
 // The WANTED gradients of the keys of drawn tiles. sums: fp32 [B, heads, padded / TILE_ROWS, WIDTH / 64,
 // PART], zero at first; the sums of dq, not scaled, in the order of QUADS and threads. turns: [B, heads,
@@ -129,8 +30,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     attention_backward_v10_dispatch_kernel(const __grid_constant__ AnyBackwardProblem problem,
                                            const Queue queue, float4* sums, unsigned* turns) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  constexpr int PARTS = ::PARTS<WIDTH>;
-  constexpr int BLOCK_M = ::BLOCK_M<WIDTH>;
+  using Tile = ::Tile<WIDTH>;
+  constexpr int BLOCK_M = Tile::BLOCK_M, BLOCK_N = Tile::BLOCK_N;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
@@ -141,10 +42,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   };
 
   if (threadIdx.x == 0) {
-    mbarrier_init(&shared.own_full, (1 + WANTED.ds()) * CONSUMERS);
+    mbarrier_init(&shared.own_full, (1 + WANTED.ds()) * Tile::KEY_TILES);
     mbarrier_init(&shared.own_empty, CONSUMERS * WARPGROUP + 2 * WANTED.turns);
     for (int stage = 0; stage < STAGES; ++stage) {
-      mbarrier_init(&shared.full[stage], 2 * PARTS + 1);
+      mbarrier_init(&shared.full[stage], 2 * Tile::PARTS + 1);
       mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP);
       mbarrier_init(&shared.granted[stage], 1);
       mbarrier_init(&shared.passed[stage], 1);
@@ -194,10 +95,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);  // for the last tile's end
       ++turn;
       if (task.head < 0) {
-        for (int i = 0; i < (1 + WANTED.ds()) * CONSUMERS; ++i) mbarrier_arrive(&shared.own_full);
+        for (int i = 0; i < (1 + WANTED.ds()) * Tile::KEY_TILES; ++i) mbarrier_arrive(&shared.own_full);
         return;
       }
-      for (int i = 0; i < CONSUMERS; ++i) {
+      for (int i = 0; i < Tile::KEY_TILES; ++i) {
         const int key = task.first_k + task.key + i * TILE_ROWS;
         fetch(shared.k[i], &problem.k, key, task.head, task.batch, &shared.own_full);
         if constexpr (WANTED.ds())
@@ -207,7 +108,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         const int stage = visit % STAGES;
         const int row = at.row(queue, task, BLOCK_M), head = task.head * problem.group + at.head;
         mbarrier_wait_parity(&shared.empty[stage], visit / STAGES % 2 ^ 1);  // for the stage's last use
-        for (int part = 0; part < PARTS; ++part) {
+        for (int part = 0; part < Tile::PARTS; ++part) {
           const int token = task.first_q + row + part * TILE_ROWS;
           fetch(shared.q[stage][part], &problem.q, token, head, task.batch, &shared.full[stage]);
           fetch(shared.dout[stage][part], &problem.dout, token, head, task.batch, &shared.full[stage]);
@@ -224,122 +125,64 @@ __global__ void __launch_bounds__(THREADS, 1)
   take_registers<CONSUMER_REGISTERS>();
   const int consumer = warpgroup - 1;
   const int in_tile = thread / 32 * 16 + thread % 32 / 4;  // the thread's first row
-  const uint64_t k_tile = wgmma_tile(shared.k[consumer]), v_tile = wgmma_tile(shared.v[consumer]);
   for (;; ++turn) {
     mbarrier_wait_parity(&shared.own_full, turn % 2);  // for the keys and values
     const KeyTask& task = shared.task[turn % 2];       // read again where it is needed, to spare registers
     if (task.head < 0) return;
-    const int first_key = task.key + consumer * TILE_ROWS;
+    const int own = Tile::WIDE ? 0 : consumer;  // tile of keys
+    const int first_key = task.key + own * TILE_ROWS;
     const bool packed = problem.keys.starts != nullptr;
     if (packed && first_key + TILE_ROWS > task.Sk) {
       const int keys = max(task.Sk - first_key, 0);
-      clear_rows(shared.k[consumer], keys, consumer);
-      if constexpr (WANTED.ds()) clear_rows(shared.v[consumer], keys, consumer);
+      clear_rows(shared.k[own], keys, consumer);
+      if constexpr (WANTED.ds()) clear_rows(shared.v[own], keys, consumer);
     }
-    float dk[WIDTH / 2] = {}, dv[WIDTH / 2] = {};
+    float dk[Tile::COLUMNS / 2] = {}, dv[Tile::COLUMNS / 2] = {};
     for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
       const int stage = visit % STAGES;
       const int row = at.row(queue, task, BLOCK_M);
       mbarrier_wait_parity(&shared.full[stage], visit / STAGES % 2);  // for the stage's queries
       if (packed && row + BLOCK_M > task.Sq) {
 #pragma unroll 1
-        for (int part = 0; part < PARTS; ++part) {
+        for (int part = 0; part < Tile::PARTS; ++part) {
           const int rows = min(max(task.Sq - row - part * TILE_ROWS, 0), TILE_ROWS);
           clear_rows(shared.q[stage][part], rows, consumer);
           clear_rows(shared.dout[stage][part], rows, consumer);
         }
       }
-      uint32_t p[TILE_ROWS / 16][4], ds[TILE_ROWS / 16][4];
-      float dq[QUADS * 4];
-#pragma unroll
-      for (int part = 0; part < PARTS; ++part) {
-        const int first_row = row + part * TILE_ROWS;
-        const uint64_t q_tile = wgmma_tile(shared.q[stage][part], TILE_BYTES);
-        const uint64_t dout_tile = wgmma_tile(shared.dout[stage][part], TILE_BYTES);
-        float scores[TILE_ROWS / 2], dp[TILE_ROWS / 2];
-        wgmma_fence();
-        multiply_rows<T, WIDTH>(scores, k_tile, q_tile);
-        wgmma_commit_group();
-        if constexpr (WANTED.ds()) {
-          multiply_rows<T, WIDTH>(dp, v_tile, dout_tile);
-          wgmma_commit_group();
-        }
-        wgmma_wait_group<WANTED.ds()>();  // for the scores, and the part before
-        wgmma_hold(scores);
-        if (part > 0) {
-          wgmma_hold(dk);
-          wgmma_hold(dv);
-#pragma unroll
-          for (int j = 0; j < TILE_ROWS / 16; ++j) {
-            wgmma_hold(p[j]);
-            wgmma_hold(ds[j]);
-          }
-        }
-        if (problem.cap != 0.0f) {
-#pragma unroll
-          for (int j = 0; j < TILE_ROWS / 2; ++j) scores[j] = tanh_by_exp2(scores[j] * problem.cap);
-        }
-        if (hides(task, first_row, first_key))
-          hide_columns(scores, task, first_key + in_tile, first_row + thread % 4 * 2);
-        exponentiate<T>(p, scores, shared.lse[stage][part], problem);
-#pragma unroll
-        for (int j = 0; j < TILE_ROWS / 16; ++j) wgmma_hold(p[j]);  // of either branch, before the fence
-        if constexpr (WANTED.ds()) {
-          wgmma_wait_group<0>();  // for dp
-          wgmma_hold(dp);
-        }
-        if constexpr (WANTED.dv) {
-          wgmma_fence();
-          multiply_from_registers<T, WIDTH>(dv, p, dout_tile);
-          wgmma_commit_group();
-        }
-        if constexpr (WANTED.ds()) {
-          differentiate(scores, dp, shared.lse[stage][part], shared.delta[stage][part], problem);
-          if constexpr (WANTED.dk) round_to<T>(ds, dp);
-          if constexpr (WANTED.dq) {
-            store_pairs<T>(shared.ds[stage][part][consumer], dp);
-            if (part == PARTS - 1) {
-              fence_proxy_async();                                       // shows them to wgmma
-              named_barrier_sync(PAIRS_BARRIER, CONSUMERS * WARPGROUP);  // for the pairs of both consumers
-              wgmma_fence();
-              multiply_pairs<T, WIDTH>(dq, shared, stage, consumer);
-              wgmma_commit_group();
-            }
-          }
-          if constexpr (WANTED.dk) {
-            wgmma_fence();
-            multiply_from_registers<T, WIDTH>(dk, ds, q_tile);
-            wgmma_commit_group();
-          }
-        }
+      float dq[Tile::DQ_PANELS * QUADS * 4];
+      Operands pairs;
+      if constexpr (Tile::WIDE) {
+        visit_together<T, WANTED>(dk, dv, dq, shared, problem, task, stage, row, consumer);
+      } else {
+        visit_queries<T, WIDTH, WANTED>(dk, dv, dq, pairs, shared, problem, task, stage, row, consumer);
       }
       if constexpr (WANTED.dq) {
-        wgmma_wait_group<WANTED.dk>();  // for dv and dq
+        // WIDE: dv's products come behind dq's.
+        wgmma_wait_group<WANTED.dk || (Tile::WIDE && WANTED.dv)>();  // for dq
         wgmma_hold(dq);
-        const int64_t place = place_of(task, at.head, row) / TILE_ROWS;
-        const int64_t to = WIDTH == 64 ? place + consumer : place * (WIDTH / 64) + consumer;
+        const int64_t tile = place_of(task, at.head, row) / TILE_ROWS + (WIDTH == 64 ? consumer : 0);
+        const int64_t part = tile * Tile::PANELS + (WIDTH == 64 ? 0 : consumer * Tile::DQ_PANELS);
         if constexpr (WANTED.turns) mbarrier_wait_parity(&shared.granted[stage], visit / STAGES % 2);
 #pragma unroll
-        for (int j = 0; j < QUADS; ++j)
-          reduce_add(sums + to * (PART / 4) + j * WARPGROUP + thread,
+        for (int j = 0; j < Tile::DQ_PANELS * QUADS; ++j)
+          reduce_add(sums + part * (PART / 4) + j * WARPGROUP + thread,
                      {dq[j * 4], dq[j * 4 + 1], dq[j * 4 + 2], dq[j * 4 + 3]});
         if constexpr (WANTED.turns) mbarrier_arrive(&shared.added[stage]);  // each thread for itself
       }
       wgmma_wait_group<0>();  // for the last products
       wgmma_hold(dk);
       wgmma_hold(dv);
-#pragma unroll
-      for (int j = 0; j < TILE_ROWS / 16; ++j) {
-        wgmma_hold(p[j]);
-        wgmma_hold(ds[j]);
-      }
+      if constexpr (!Tile::WIDE) pairs.hold();
       mbarrier_arrive(&shared.empty[stage]);  // each thread for itself: it has read lse and delta
     }
     const auto store = [&](void* gradient, const HeadStrides& stride, const auto& sums, float factor) {
+      if (gradient == nullptr) return;
+      const int column = Tile::WIDE ? consumer * Tile::COLUMNS : 0;
       T* rows = static_cast<T*>(gradient) + task.batch * stride.batch + task.head * stride.head +
-                task.first_k * stride.row;
+                task.first_k * stride.row + column;
       const float scale[2] = {factor, factor};
-      store_wide(rows, stride.row, sums, scale, first_key + in_tile, task.Sk, problem.D);
+      store_wide(rows, stride.row, sums, scale, first_key + in_tile, task.Sk, problem.D - column);
     };
     if constexpr (WANTED.dk) store(problem.dk, problem.dk_stride, dk, problem.scale);
     if constexpr (WANTED.dv) store(problem.dv, problem.dv_stride, dv, 1.0f);
@@ -372,7 +215,8 @@ static AnyBackwardProblem any_problem_of(const AttentionBackwardArgs& args, int 
 
 template <typename T, int WIDTH, Wanted WANTED>
 static void launch_wanted(const AttentionBackwardArgs& args) {
-  AnyBackwardProblem problem = any_problem_of(args, BLOCK_M<WIDTH>);
+  constexpr int BLOCK_M = Tile<WIDTH>::BLOCK_M, BLOCK_N = Tile<WIDTH>::BLOCK_N;
+  AnyBackwardProblem problem = any_problem_of(args, BLOCK_M);
   const int64_t heads = args.B * args.H, rows = heads * problem.padded;
   float4* sums = nullptr;
   unsigned* turns = nullptr;
@@ -383,11 +227,11 @@ static void launch_wanted(const AttentionBackwardArgs& args) {
     problem.delta = terms.delta;
     if (WANTED.dq) sums = static_cast<float4*>(args.memory->workspace(rows * WIDTH * sizeof(float)));
     if (WANTED.turns) {
-      const int64_t bytes = rows / BLOCK_M<WIDTH> * sizeof(unsigned);
+      const int64_t bytes = rows / BLOCK_M * sizeof(unsigned);
       turns = static_cast<unsigned*>(args.memory->workspace(bytes));
       CUDA_CHECK(cudaMemsetAsync(turns, 0, bytes, args.stream));
     }
-    launch_delta<T>(args, problem, terms, BLOCK_M<WIDTH>, WIDTH, sums);
+    launch_delta<T>(args, problem, terms, BLOCK_M, WIDTH, sums);
   }
   if (args.B * args.H_KV * args.Sk > 0) {
     const int64_t blocks =
@@ -407,7 +251,7 @@ static void launch_wanted(const AttentionBackwardArgs& args) {
     const int64_t parts = rows / TILE_ROWS * (WIDTH / 64);
     const unsigned grid = blocks_of(1, rows, cdiv(parts, WARPGROUPS));
     attention_backward_v10_dispatch_rounding_kernel<T, WIDTH>
-        <<<grid, ROUNDING_THREADS, 0, args.stream>>>(problem, BLOCK_M<WIDTH>, heads, sums);
+        <<<grid, ROUNDING_THREADS, 0, args.stream>>>(problem, BLOCK_M, heads, sums);
     CUDA_CHECK(cudaGetLastError());
   }
 }
@@ -418,18 +262,29 @@ static void with(bool value, Function function) {
   value ? function(std::true_type()) : function(std::false_type());
 }
 
-void attention_backward_v10_dispatch(const AttentionBackwardArgs& args) {
-  require_narrow_heads(args.D, 128, "PyTorch's kernels");
-  dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {
-    with(args.dq != nullptr, [&](auto dq) {
-      with(args.dk != nullptr, [&](auto dk) {
-        with(args.dv != nullptr, [&](auto dv) {
-          with(args.dq != nullptr && args.deterministic, [&](auto turns) {
+template <typename T, int WIDTH>
+static void launch(const AttentionBackwardArgs& args) {
+  with(args.dq != nullptr, [&](auto dq) {
+    with(args.dk != nullptr, [&](auto dk) {
+      with(args.dv != nullptr, [&](auto dv) {
+        with(args.dq != nullptr && args.deterministic, [&](auto turns) {
+          with(args.softcap != 0.0f, [&](auto capped) {
             if constexpr ((dq || dk || dv) && (dq || !turns))
-              launch_wanted<T, WIDTH, Wanted{dq, dk, dv, turns}>(args);
+              // With a softcap, dk and dv share kernels: whatever is not wanted is not stored.
+              launch_wanted<T, WIDTH, Wanted{dq, dk || (capped && dv), dv || (capped && dk), turns, capped}>(
+                  args);
           });
         });
       });
     });
   });
+}
+
+void attention_backward_v10_dispatch(const AttentionBackwardArgs& args) {
+  if (args.D > 256) throw std::runtime_error("D is " + std::to_string(args.D) + ", must be at most 256");
+  if (args.D > 128) {
+    args.dtype == Dtype::bf16 ? launch<__nv_bfloat16, 256>(args) : launch<__half, 256>(args);
+  } else {
+    dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() { launch<T, WIDTH>(args); });
+  }
 }

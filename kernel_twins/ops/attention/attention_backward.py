@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _GLUON = (ptx.WGMMA_FROM_REGISTERS, ptx.TMA_LOAD, ptx.BARRIER_WAIT, ptx.MORE_REGISTERS)
 _TRANSPOSED_GAP = "tl.dot takes its operands from where the compiler puts them."
-_SCHEDULED_GAP = "Triton's programs cannot draw tiles of keys from a counter and wait for each other."
+_SCHEDULED_GAP = "No such step has been written in Gluon."
 _DETERMINISTIC_GAP = "Triton's v02 sums dq in one order already, in a kernel of its own."
 
 _FULL = Case.of(2, 16, 8_192, 128, dtype="bf16")
