@@ -17,7 +17,7 @@ struct Queue {
   int section;        // heads; the last section may have fewer
   int block, blocks;  // a tile's rows, and a head's tiles
   bool last_first;    // a head's last tile takes longest
-  unsigned* drawn;    // counts up to `tiles`, then is 0 again
+  unsigned* drawn;    // counts what blocks draw; 0 again when all have ended
 };
 
 // A tile: its head, over all batches, or -1 behind the last tile; and its first row.

@@ -171,10 +171,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
       }
     }
-    // Blocks draw until they are behind the last tile. So they draw as often as there are tiles.
-    unsigned number = blockIdx.x;
+    // Blocks draw until they are behind the last tile, late: who ends first draws first. They draw the first
+    // one, too: a block waits for earlier tiles, which running blocks must have.
     for (;; ++turn) {
-      const Work work = work_of(queue, number);
+      const Work work = work_of(queue, atomicInc(queue.drawn, queue.tiles + gridDim.x - 1));
       mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);  // for the last tile's end
       shared.work = work;
       if (work.head < 0) {
@@ -200,7 +200,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         bulk_load(shared.lse[stage], problem.lse + place, BYTES, &shared.full[stage]);
         bulk_load(shared.delta[stage], problem.delta + place, BYTES, &shared.full[stage]);
       }
-      number = gridDim.x + atomicInc(queue.drawn, queue.tiles - 1);  // late: who ends first draws first
     }
   }
 

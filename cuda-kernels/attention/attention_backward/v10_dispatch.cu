@@ -87,9 +87,12 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
       }
     }
-    // Blocks draw until they are behind the last tile. So they draw as often as there are tiles.
-    const auto draw = [&] { return gridDim.x + atomicInc(queue.drawn, queue.tiles - 1); };
-    for (unsigned number = blockIdx.x;; number = draw()) {  // late: who ends first draws first
+    // Blocks draw until they are behind the last tile. So they draw as often as there are tiles, and with
+    // turns once more each: a block waits for earlier tiles, which running blocks must have.
+    const unsigned undrawn = WANTED.turns ? 0 : gridDim.x;
+    const auto draw = [&] { return undrawn + atomicInc(queue.drawn, queue.tiles + gridDim.x - undrawn - 1); };
+    // Late: who ends first draws first.
+    for (unsigned number = WANTED.turns ? draw() : blockIdx.x;; number = draw()) {
       KeyTask& task = shared.task[turn % 2];
       if (!set_task<BLOCK_M, BLOCK_N>(task, problem, queue, number)) continue;
       mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);  // for the last tile's end
