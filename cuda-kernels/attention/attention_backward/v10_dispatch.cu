@@ -197,6 +197,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 static AnyBackwardProblem any_problem_of(const AttentionBackwardArgs& args, int block_m) {
   const PackedSequences queries = {args.starts_q, static_cast<int>(args.sequences)};
   const int64_t blocks = args.starts_q ? slots_of(args.Sq, queries.count, block_m) : cdiv(args.Sq, block_m);
+  if (blocks * block_m >= int64_t{1} << 31) {
+    throw std::runtime_error(std::to_string(args.sequences) + " sequences take " +
+                             std::to_string(blocks * block_m) +
+                             " rows of sums, must take fewer than 2^31: split them");
+  }
   AnyBackwardProblem problem = {problem_of(args, static_cast<int>(blocks * block_m))};
   problem.dq_stride = args.dq_stride;
   problem.dk_stride = args.dk_stride;
