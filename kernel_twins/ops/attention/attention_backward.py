@@ -314,7 +314,8 @@ OP = Op(
         Step(
             name="v06_overlapped",
             predictions=(
-                Prediction("time", "<=", 0.95, relative=True),
+                Prediction("time", "<=", 0.95, relative=True, backends=("cuda",)),
+                Prediction("time", "==", 0.97, relative=True, tolerance=0.03, backends=("triton",)),
                 Prediction("instructions", "==", 1.0, relative=True, tolerance=0.03),
             ),
             arch="==9.0a",
@@ -329,7 +330,7 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 0.97, relative=True, tolerance=0.02, backends=("cuda",)),
                 Prediction("time", "==", 0.955, relative=True, tolerance=0.02, case=_CAUSAL, backends=("cuda",)),
-                Prediction("time", "<=", 1.0, relative=True, backends=("triton",)),
+                Prediction("time", "==", 1.02, relative=True, tolerance=0.03, backends=("triton",)),
                 Prediction("instructions", "<=", 1.0, relative=True),
             ),
             arch="==9.0a",
@@ -345,8 +346,8 @@ OP = Op(
         Step(
             name="v08_scheduled",
             predictions=(
-                Prediction("time", "==", 0.98, relative=True, tolerance=0.02),
-                Prediction("time", "==", 0.97, relative=True, tolerance=0.02, case=_CAUSAL),
+                Prediction("time", "==", 1.02, relative=True, tolerance=0.02),
+                Prediction("time", "==", 0.96, relative=True, tolerance=0.02, case=_CAUSAL),
             ),
             no_triton=_SCHEDULED_GAP,
             arch="==9.0a",
@@ -357,7 +358,10 @@ OP = Op(
         ),
         Step(
             name="v09_deterministic",
-            predictions=(Prediction("time", "<=", 1.12, relative=True),),
+            predictions=(
+                Prediction("time", "==", 1.05, relative=True, tolerance=0.04),
+                Prediction("time", "==", 1.08, relative=True, tolerance=0.04, case=_CAUSAL),
+            ),
             no_triton=_DETERMINISTIC_GAP,
             arch="==9.0a",
             accepts=shared.plain_copyable,
@@ -367,7 +371,7 @@ OP = Op(
         Step(
             name="v10_dispatch",
             predictions=(
-                Prediction("time", "==", 0.95, relative=True, tolerance=0.05, backends=("cuda",)),
+                Prediction("time", "==", 0.97, relative=True, tolerance=0.03, backends=("cuda",)),
                 Prediction("time", "<=", 0.9, relative=True, case=_NARROW, backends=("cuda",)),
                 Prediction("time", "<=", 1.0, relative=True, backends=("triton",)),
             ),
