@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel_twins.report.drawings.primitives import Drawing, Level, Part, drawn, patch
+from kernel_twins.report.drawings.primitives import ALARM, Drawing, Level, Part, drawn, patch
 
 
 @drawn("A block that owns keys sums down a column of tiles, one that owns queries along a row", 232)
@@ -132,3 +132,100 @@ def past_shared_memory(drawing: Drawing) -> None:
     drawing.text(
         16, 148, "the addition returns nothing, so no thread waits for it; the barriers of the store fall away"
     )
+
+
+@drawn("A block that draws its next tile late leaves it to whoever is done first", 226)
+def late_draw(drawing: Drawing) -> None:
+    unit, lengths = 14, (8, 4, 4, 4, 3, 1)
+    drawn_early, drawn_late = ((8, 4), (4, 3), (4, 1)), ((8,), (4, 4), (4, 3, 1))
+    assert sorted(sum(drawn_early, ())) == sorted(sum(drawn_late, ())) == sorted(lengths)
+    for left, title, blocks in (
+        (16, "early: when a tile begins, for the next one", drawn_early),
+        (336, "late: when its last copies have begun", drawn_late),
+    ):
+        drawing.heading(left, 18, title)
+        for row, tiles in enumerate(blocks):
+            y = 38 + 34 * row
+            drawing.note(left, y + 12, f"block {row}")
+            parts: list[Part] = [(unit * tile - 2, "tensor", str(tile)) for tile in tiles]
+            drawing.boxes(left + 54, y, 24, parts, gap=2)
+        drawing.arrow((left + 54, 146), (left + 270, 146))
+        drawing.note(left + 276, 146, "t")
+    drawing.frame(16 + 54 + 8 * unit - 3, 35, 4 * unit + 4, 30, colour=ALARM)
+    drawing.note(246, 50, "kept waiting")
+    drawing.text(16, 176, "a number: how many tiles of queries see the tile of keys; the queue begins with the most")
+    drawing.text(16, 194, "left, block 0 keeps a tile that another block could have begun long before; right, it goes")
+    drawing.text(16, 212, "to the block that is done first. Its consumers have full stages until the number is there")
+
+
+@drawn("With the last queries first, causal blocks in turns end together; with the first ones first, they wait", 338)
+def adding_in_turns(drawing: Drawing) -> None:
+    tiles, unit = 5, 24
+    for left, title, last_first in ((16, "the last queries first", True), (330, "the first queries first", False)):
+        drawing.heading(left, 18, title)
+        ends = [0] * tiles  # when the tile of queries was last added to
+        for block in range(tiles):
+            visits = range(block, tiles)
+            time = 0
+            parts: list[Part] = []
+            for query in reversed(visits) if last_first else visits:
+                if ends[query] > time:
+                    parts.append((unit * (ends[query] - time) - 2, "idle", "waits" if ends[query] - time > 1 else ""))
+                    time = ends[query]
+                time += 1
+                ends[query] = time
+                parts.append((unit - 2, "tensor", str(query)))
+            drawing.note(left, 42 + 26 * block, f"keys {block}")
+            drawing.boxes(left + 52, 32 + 26 * block, 20, parts, gap=2)
+        drawing.arrow((left + 52, 170), (left + 66 + unit * max(ends), 170))
+        drawing.note(left + 72 + unit * max(ends), 170, "t")
+    drawing.note(16, 192, "a number: the tile of dq that is added to; no two blocks add to the same one at a time")
+    steps: tuple[tuple[float, float, Level, str], ...] = (
+        (16, 118, "plain", "warp 1 waits\nfor the counter"),
+        (220, 118, "tensor", "consumers add\nto dq"),
+        (424, 118, "plain", "warp 2 passes\nthe turn on"),
+    )
+    for x, width, level, text in steps:
+        drawing.box(x, 216, width, 38, level, text)
+    drawing.across(134, 220, 228)
+    drawing.note(177, 216, "granted", "middle")
+    drawing.across(338, 424, 228)
+    drawing.note(381, 216, "added", "middle")
+    drawing.arrow((424, 244), (341, 244), (341, 268), (100, 268), (100, 254))
+    drawing.note(381, 260, "passed", "middle")
+    drawing.box(424, 284, 118, 22, "l2", "counter + 1")
+    drawing.down(254, 284, 483)
+    drawing.box(190, 284, 148, 22, "plain", "next block's warp 1")
+    drawing.across(424, 338, 295)
+    drawing.text(16, 324, "mbarriers within a block; between blocks a counter in L2 for each tile of dq")
+
+
+@drawn("How two consumers share a visit: 64 keys each, or both the same 64 with half of everything", 282)
+def shared_visits(drawing: Drawing) -> None:
+    halves: tuple[tuple[Level, str], ...] = (("tensor", "0"), ("registers", "1"))
+    down, across = "down", "across"
+    # Of each matrix: its rows and columns in tiles of 64, and along which side the consumers share it.
+    widths: tuple[tuple[str, str, tuple[tuple[int, int, str], ...]], ...] = (
+        ("D up to 64", "128 keys, 128 queries", ((2, 2, down), (2, 1, down), (2, 1, down))),
+        ("D up to 128", "128 keys, 64 queries", ((2, 1, down), (2, 2, down), (1, 2, across))),
+        ("D up to 256", "64 keys, 64 queries", ((1, 1, across), (1, 4, across), (1, 4, across))),
+    )
+    names = (("p, ds", "keys x queries"), ("dk, dv", "keys x D"), ("dq", "queries x D"))
+    for row, (name, sides) in enumerate(names):
+        drawing.text(16, 66 + 58 * row, name)
+        drawing.note(16, 82 + 58 * row, sides)
+    for column, (title, visit, matrices) in enumerate(widths):
+        left = 136 + 164 * column
+        drawing.heading(left, 18, title)
+        drawing.note(left, 34, visit)
+        for row, (rows, columns, shared) in enumerate(matrices):
+            height, width = 22 * rows, 34 * columns
+            for index, (level, text) in enumerate(halves):
+                x, y = left, 50 + 58 * row
+                if shared == down:
+                    drawing.box(x, y + height / 2 * index, width, height / 2, level, text)
+                else:
+                    drawing.box(x + width / 2 * index, y, width / 2, height, level, text)
+    drawing.text(16, 232, "0, 1: the consumer that has it")
+    drawing.text(16, 250, "up to 128 a consumer multiplies p and ds of its own keys from registers, and ds of both")
+    drawing.text(16, 268, "from shared memory for dq; above, p and ds of both from shared memory for all three")
