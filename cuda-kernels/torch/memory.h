@@ -183,6 +183,9 @@ class Lender {
   // before the next use.
   template <typename Args>
   void launch(const Step<Args>& step, const Args& args) {
+    // The driver's functions, which make tensor maps, need the device's context in this thread. One of
+    // autograd's may not have it yet, if all memory so far came from torch's cache.
+    C10_CUDA_CHECK(cudaSetDevice(stream_.device_index()));
     try {
       step.launch(args);
     } catch (...) {

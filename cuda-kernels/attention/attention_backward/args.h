@@ -17,9 +17,9 @@ struct AttentionBackwardArgs {
   const void* result;  // [B, H, Sq, D], of the forward pass
   const float* lse;    // [B, H, Sq], contiguous: natural logarithm of a row's sum; -inf where it sees no key
   const float* dlse;   // [B, H, Sq], contiguous; nullptr for zeros
-  void* dq;            // [B, H, Sq, D], contiguous
-  void* dk;            // [B, H_KV, Sk, D], contiguous: the sum over the query heads that read it
-  void* dv;            // [B, H_KV, Sk, D], contiguous
+  void* dq;            // [B, H, Sq, D]; gradients are contiguous before v10
+  void* dk;            // [B, H_KV, Sk, D]: the sum over the query heads that read it
+  void* dv;            // [B, H_KV, Sk, D]
   int64_t B, H, H_KV, Sq, Sk, D;
   HeadStrides dout_stride, q_stride, k_stride, v_stride, result_stride;
   float scale;  // of either sign

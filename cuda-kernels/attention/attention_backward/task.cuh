@@ -1,9 +1,10 @@
 // A tile of keys of a batch, or of sequences of different lengths, as v10's blocks draw it.
 #pragma once
 
+#include "lib/head_band.cuh"
 #include "lib/head_queue.cuh"
 #include "lib/packed_sequences.h"
-#include "tiles.cuh"
+#include "problem.h"
 
 // What v10 serves beyond a BackwardProblem.
 struct AnyBackwardProblem : BackwardProblem {

@@ -17,8 +17,9 @@
 // Twin:     triton-kernels/attention/attention_backward/v02_tma.py
 #include "delta.cuh"
 #include "lib/activation.cuh"
+#include "lib/head_band.cuh"
 #include "lib/head_dispatch.h"
-#include "tiles.cuh"
+#include "problem.h"
 
 constexpr int WARPGROUPS = 2;  // all alike, TILE_ROWS rows of the block's own each
 constexpr int BLOCK = WARPGROUPS * TILE_ROWS;

@@ -15,10 +15,11 @@
 // Twin:     triton-kernels/attention/attention_backward/v03_one_pass.py
 #include "delta.cuh"
 #include "lib/activation.cuh"
+#include "lib/head_band.cuh"
 #include "lib/head_dispatch.h"
 #include "lib/head_sums.cuh"
 #include "lib/ptx/reduce.cuh"
-#include "tiles.cuh"
+#include "problem.h"
 
 constexpr int WARPGROUPS = 2;  // all alike, TILE_ROWS keys each
 constexpr int BLOCK = WARPGROUPS * TILE_ROWS;

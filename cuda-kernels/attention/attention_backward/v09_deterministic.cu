@@ -16,11 +16,12 @@
 
 #include "delta.cuh"
 #include "lib/activation.cuh"
+#include "lib/head_band.cuh"
 #include "lib/head_dispatch.h"
 #include "lib/head_queue.cuh"
 #include "lib/head_sums.cuh"
 #include "lib/ptx/reduce.cuh"
-#include "tiles.cuh"
+#include "problem.h"
 
 constexpr int CONSUMERS = 2;  // warpgroups that compute, TILE_ROWS keys each
 constexpr int BLOCK = CONSUMERS * TILE_ROWS;

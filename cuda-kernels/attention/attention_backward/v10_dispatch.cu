@@ -4,12 +4,12 @@
 //           blocks add to dq in turns only if that is asked for. With D up to 64 a block visits 128 queries
 //           at a time, and each consumer adds to dq of 64 of them. Above 128 both consumers share 64 keys:
 //           each computes the pairs of half the queries, passes them on through shared memory, and adds up
-//           half the columns. A tile of keys belongs to a sequence, whose lengths and place its producer looks
-//           up; of a batch all sequences are equally long. Gradients go to rows of any stride, 16 bytes at a
-//           time. The kernel that computes delta sets the sums of dq to 0.
-// Why:      at D 64 both consumers added to all of dq, which took as long as the products. At D 256 a warpgroup
-//           has no registers for the sums of 64 keys. A gradient that nobody wants costs products, copies and
-//           memory. Packed sequences need no padding.
+//           half the columns. A tile of keys belongs to a sequence, whose lengths and place its producer
+//           looks up; of a batch all sequences are equally long. Gradients go to rows of any stride, 16 bytes
+//           at a time. The kernel that computes delta sets the sums of dq to 0.
+// Why:      at D 64 both consumers added to all of dq, which took as long as the products. At D 256 one
+//           warpgroup has no registers for the sums of 64 keys. A gradient that nobody wants costs products,
+//           copies and memory. Packed sequences need no padding.
 // Counter:  none at the case shown, which runs as in v08; at D 64 time falls.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.

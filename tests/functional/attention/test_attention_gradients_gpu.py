@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -50,9 +51,10 @@ def called(backend: str, given: Any, **kind: Any) -> Any:
     return kernel_twins.attention(q, k, v, **more, **kind, return_lse=True, backend=backend)
 
 
-def leaves_of(given: Any) -> Any:
-    """The same tensors, of which q, k and v are leaves that require a gradient."""
-    return (*(each.detach().requires_grad_() for each in given[:3]), *given[3:])
+def leaves_of(given: Any, wanted: tuple[bool, ...] = (True, True, True)) -> Any:
+    """The same tensors, of which q, k and v are leaves; those that are wanted require a gradient."""
+    leaves = (each.detach().requires_grad_(of) for each, of in zip(given[:3], wanted, strict=True))
+    return (*leaves, *given[3:])
 
 
 def derived(backend: str, given: Any, dout: Any, **kind: Any) -> Any:
@@ -194,7 +196,7 @@ def test_any_strides_of_the_results_gradient(backend, layout) -> None:
 @OURS
 @pytest.mark.parametrize("layout", EXPANDED)
 def test_an_expanded_gradient_of_the_result_is_not_copied(backend, layout) -> None:
-    given = operands(2048, 2048, heads=8, kv_heads=8, requires_grad=True)
+    given = leaves_of(operands(2048, 2048, heads=8, kv_heads=8), (False, False, True))
     out, v = called(backend, given)[0], given[2]
     dout = EXPANDED[layout](values(*out.shape, seed=5))
     assert extra_bytes(lambda: torch.autograd.grad(out, v, dout, retain_graph=True)) <= v.nbytes + 2**20
@@ -236,10 +238,11 @@ def test_any_of_the_gradients_alone(backend, packed, kind, deterministic) -> Non
     leaves = leaves_of(given)
     out, _ = called(backend, leaves, **kind, deterministic=deterministic)
     (dout,) = douts_of(out)
-    every = torch.autograd.grad(out, leaves[:3], dout, retain_graph=True)
+    every = torch.autograd.grad(out, leaves[:3], dout)
     for wanted in SUBSETS:
-        asked = list(itertools.compress(leaves[:3], wanted))
-        found = torch.autograd.grad(out, asked, dout, retain_graph=True)
+        chosen = leaves_of(given, wanted)
+        asked = list(itertools.compress(chosen[:3], wanted))
+        found = torch.autograd.grad(called(backend, chosen, **kind, deterministic=deterministic)[0], asked, dout)
         right = list(itertools.compress(every, wanted))
         assert_near(found, right)
         if backend == "cuda":
@@ -249,13 +252,30 @@ def test_any_of_the_gradients_alone(backend, packed, kind, deterministic) -> Non
 
 @OURS
 def test_nothing_is_kept_for_a_gradient_that_nobody_wants(backend) -> None:
-    given = operands(2048, 2048, heads=8, kv_heads=8, requires_grad=True)
-    out, _ = called(backend, given)
-    (dout,) = douts_of(out)
-    q, k, v = given
-    for wanted, of_each in (((k, v), 1), ((v,), 1), ((k,), 1), ((q,), 3)):  # dq may be summed in fp32
-        held = extra_bytes(partial(torch.autograd.grad, out, wanted, dout, retain_graph=True))
-        assert held <= of_each * sum(each.nbytes for each in wanted) + 2**20
+    given = operands(2048, 2048, heads=8, kv_heads=8)
+    dout = values(*given[0].shape, seed=5)
+    # dq may be summed in fp32.
+    for wanted, of_each in (
+        ((False, True, True), 1),
+        ((False, False, True), 1),
+        ((False, True, False), 1),
+        ((True, False, False), 3),
+    ):
+        leaves = leaves_of(given, wanted)
+        asked = list(itertools.compress(leaves, wanted))
+        out, _ = called(backend, leaves)
+        held = extra_bytes(partial(torch.autograd.grad, out, asked, dout, retain_graph=True))
+        assert held <= of_each * sum(each.nbytes for each in asked) + 2**20
+
+
+@OURS
+def test_a_thread_that_has_not_used_the_gpu(backend) -> None:
+    """Neither autograd's nor the caller's: memory comes from torch's cache, and no call before has set a context."""
+    given, dout = leaves_of(operands()), values(2, 4, 130, 64, seed=5)
+    right = derived(backend, given, dout, causal=True, deterministic=True)
+    with ThreadPoolExecutor(1) as pool:
+        call = partial(derived, backend, given, dout, causal=True, deterministic=True)
+        assert all(torch.equal(*pair) for pair in zip(pool.submit(call).result(), right, strict=True))
 
 
 @pytest.fixture(params=["argument", "PyTorch's setting"])

@@ -1,7 +1,9 @@
-// What the steps from v02 on have in common: what a block of keys, or of queries, needs of the others.
+// What a band of keys hides, and which tiles of queries need a tile of keys. Query i sees the keys from i +
+// first to i + last; lengths and limits, Sq, Sk, first and last, are a problem's, or those of one of its
+// sequences.
 #pragma once
 
-#include "problem.h"
+#include "head_products.cuh"
 
 // Neighbouring tiles of rows.
 struct Tiles {
@@ -13,7 +15,7 @@ __device__ inline Tiles tiles_of(int low, int high, int rows = TILE_ROWS) {
   return {first, low <= high ? high / rows + 1 - first : 0};
 }
 
-// Tiles of `rows` queries of which some see one of a block's keys. Lengths are a problem's, or a sequence's.
+// Tiles of `rows` queries of which some see one of a block's keys.
 template <typename Lengths>
 __device__ inline Tiles queries_of(const Lengths& of, int first_key, int block_n, int rows = TILE_ROWS) {
   const int last_key = min(first_key + block_n, of.Sk) - 1;
