@@ -10,9 +10,9 @@ def attention(step: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_s
     """
     out = softmax(scale * q @ k^T) @ v. q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], bf16 or fp16; out: [B, H, Sq, D] and the rows' logarithms, fp32 [B, H, Sq]. Query i sees keys i + band[0] to i + band[1]; with from_end Sk - Sq is added to both. The last step takes sequences, too: cu_seqlens_q and cu_seqlens_k, int32 [N + 1], tell which of a single batch's tokens are sequence n's.
     """
-def attention_backward(step: str, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, result: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None = None, *, out: collections.abc.Sequence[torch.Tensor], scale: typing.SupportsFloat | None = None, band: tuple[typing.SupportsInt, typing.SupportsInt] | None = None) -> None:
+def attention_backward(step: str, dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, result: torch.Tensor, lse: torch.Tensor, dlse: torch.Tensor | None = None, cu_seqlens_q: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None, *, out: collections.abc.Sequence[torch.Tensor | None], scale: typing.SupportsFloat | None = None, band: tuple[typing.SupportsInt, typing.SupportsInt] | None = None, softcap: typing.SupportsFloat | None = None, from_end: bool = False, deterministic: bool = False) -> None:
     """
-    The gradients of q, k and v through attention. dout, q, result: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], bf16 or fp16; lse, dlse: fp32 [B, H, Sq]; out: dq, dk, dv. Query i sees keys i + band[0] to i + band[1].
+    The gradients of q, k and v through attention. dout, q, result: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], bf16 or fp16; lse, dlse: fp32 [B, H, Sq]; out: dq, dk, dv. The last step takes None for one that is not wanted. Band, softcap and sequences are the forward pass's.
     """
 def cross_entropy(step: str, logits: torch.Tensor, target: torch.Tensor, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], ignore_index: typing.SupportsInt = -100, label_smoothing: typing.SupportsFloat = 0.0) -> None:
     """

@@ -10,7 +10,8 @@
 // Why:      at D 64 both consumers added to all of dq, which took as long as the products. At D 256 one
 //           warpgroup has no registers for the sums of 64 keys. A gradient that nobody wants costs products,
 //           copies and memory. Packed sequences need no padding.
-// Counter:  none at the case shown, which runs as in v08; at D 64 time falls.
+// Counter:  time falls at D 64. At the case shown it rises, since a visit reads its sequence's limits from
+//           shared memory.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
 // Source:   FlashAttention-3's backward pass has sequences' padded sums, and at D 256 pairs in shared memory.
