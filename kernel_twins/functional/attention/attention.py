@@ -86,10 +86,11 @@ def attention(
       may be empty. A token in none has the result 0, the lse -inf and the gradient 0, as the results are cleared first.
       It is not checked that they ascend and end within the tensor, since they are on the GPU.
 
-    The steps are FlashAttention's tiled algorithms (Dao et al. 2022; Shah et al. 2024), which store no scores: the
-    backward pass computes them again, and the gradients that are wanted alone. All but q's gradient have the same bits
-    in every call. That one has them with ``deterministic=True``, which takes longer; by default, where PyTorch's
-    deterministic algorithms are on and raise. There is no forward mode, nor a gradient of the gradient.
+    The steps of "cuda" and "triton" are FlashAttention's tiled algorithms (Dao et al. 2022; Shah et al. 2024), which
+    store no scores: the backward pass computes them again. It makes any of the three gradients without the others. All
+    results but q's gradient have the same bits in every call. That one has them by "triton"; by "cuda" with
+    ``deterministic=True``, which takes longer, and where PyTorch's deterministic algorithms are on and raise. There is
+    no forward mode, nor a gradient of the gradient.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
     sizes, "cuda" if there are none and under torch.compile. "auto" takes PyTorch for torch.func's derivatives and
