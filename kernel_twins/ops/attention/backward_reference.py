@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK = 2**25  # pairs of a query and a key held in float64 at a time
-_FLAT = 128  # products: tensor cores truncate their sums, so that the error of a longer one grows with its length
+_SHORT = 128  # products of a sum; tensor cores truncate sums, so that a longer one's error grows with its length
 _SUBNORMAL = 2.0**-105  # the terms of an exponential that is taken for 0 as it is below fp32's smallest normal number
 
 Place = tuple[int, int, slice]  # of a head's rows
@@ -67,7 +67,7 @@ def _tiles_of(case: Case, inputs: tuple[Tensor, ...], b: int, h: int) -> Iterato
             size = dh.abs() @ vh.abs().t() + (dh * rh).abs().sum(1, keepdim=True) + dlse.abs()[:, None]
             flushed = _SUBNORMAL * (~hidden).double()
             p_terms = p * roundings + flushed
-            size *= max(1.0, q.shape[3] / _FLAT)
+            size *= max(1.0, q.shape[3] / _SHORT)
             ds_terms = (p + flushed) * size * slope + ds.abs() * roundings + flat.abs() * slope_terms
             yield _Tile(rows, keys, qh, kh, dh, p, p_terms, ds, ds_terms, scale)
 
