@@ -134,6 +134,11 @@ ATTENTION_CASES = {
         "1x2x257x128-bf16-keys.300-window.3_70",
         "1x2x200x40-bf16-keys.131",
         "1x140x200x64-bf16-keys.700",
+        "1x2x200x256-bf16-keys.333-mask.causal",
+        "6x1x350x64-bf16-cap.3-packed.yes-scale.neg-window.30_5",
+        "9x4x400x128-bf16-kv.2-mask.causal-packed.yes",
+        "2x4x330x128-bf16-deterministic.yes-keys.200-mask.causal",
+        "7x2x300x256-bf16-cap.3-deterministic.yes-packed.yes",
     ),
 }
 

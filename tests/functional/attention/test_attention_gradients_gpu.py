@@ -293,8 +293,9 @@ def deterministic(request) -> Any:
 
 @OURS
 @PACKED
-def test_a_deterministic_gradient_has_the_same_bits(backend, packed, deterministic) -> None:
-    given = sequences() if packed else operands(1000, 1500, heads=16)
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_a_deterministic_gradient_has_the_same_bits(backend, packed, d, deterministic) -> None:
+    given = sequences(d) if packed else operands(1000, 1500, heads=16, d=d)
     dout = values(*given[0].shape, seed=5)
     first, *others = (derived(backend, given, dout, causal=True, **deterministic) for _ in range(20))
     assert all(torch.equal(*pair) for each in others for pair in zip(first, each, strict=True))
