@@ -33,6 +33,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.triton_operator import differentiable, goes_past, register
 from kernel_twins.ops.attention.shared import require_starts
+from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype, require_shape
 
 Results = tuple[Tensor, Tensor]  # the result and lse
 Starts = Tensor | None
@@ -103,6 +104,7 @@ def _compute_backward(
     *asked: Any,
 ) -> gradient.Gradients:
     _check(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    _check_gradient(dout, dlse, q, out, lse)
     with on_device(q.device):
         return gradient.backward(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, *_parted(asked))
 
@@ -140,6 +142,18 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Starts, cu_seqlens_k: 
         require_starts("cu_seqlens_k", cu_seqlens_k, q)
         if q.shape[0] != 1:
             raise ValueError(f"q has a batch of {q.shape[0]}, must have 1 with cu_seqlens_q: pass the tokens as rows")
+
+
+def _check_gradient(dout: Tensor, dlse: Tensor | None, q: Tensor, out: Tensor, lse: Tensor) -> None:
+    """TypeError or ValueError if the results and their gradients are not those of q."""
+    for name, rows in (("dout", dout), ("out", out)):
+        require_same_dtype(name, rows, "q", q)
+        require_device(name, rows, "q", q)
+        require_shape(name, rows, tuple(q.shape), "it has a row for each of q's")
+    for name, numbers in (("lse", lse), *(() if dlse is None else (("dlse", dlse),))):
+        require_dtype(name, numbers, "fp32")
+        require_device(name, numbers, "q", q)
+        require_shape(name, numbers, tuple(q.shape[:3]), "it has a number for each query")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -64,10 +64,10 @@ def _tiles_of(case: Case, inputs: tuple[Tensor, ...], b: int, h: int) -> Iterato
             delta = (dh * rh).sum(1, keepdim=True) - dlse[:, None]
             flat = (p * (dh @ vh.t() - delta)).masked_fill(hidden, 0.0)  # ds without the softcap's slope
             ds = flat * slope
-            size = dh.abs() @ vh.abs().t() + (dh * rh).abs().sum(1, keepdim=True) + dlse.abs()[:, None]
+            size = dh.abs() @ vh.abs().t() * max(1.0, q.shape[3] / _SHORT)
+            size += (dh * rh).abs().sum(1, keepdim=True) + dlse.abs()[:, None]
             flushed = _SUBNORMAL * (~hidden).double()
             p_terms = p * roundings + flushed
-            size *= max(1.0, q.shape[3] / _SHORT)
             ds_terms = (p + flushed) * size * slope + ds.abs() * roundings + flat.abs() * slope_terms
             yield _Tile(rows, keys, qh, kh, dh, p, p_terms, ds, ds_terms, scale)
 

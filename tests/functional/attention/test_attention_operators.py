@@ -294,6 +294,23 @@ def test_what_the_operators_refuse_is_named(operators, spoil, error, said) -> No
         operators[0](*spoil(*operands(dtype=torch.float16)))
 
 
+WRONG_GRADIENT: dict[str, tuple[Any, type[Exception], str]] = {
+    "rows": (lambda dout, dlse, out, lse: (dout[:, :, 1:], dlse, out, lse), ValueError, r"^dout has shape \(.*, must"),
+    "dtype": (lambda dout, dlse, out, lse: (dout, dlse, out.bfloat16(), lse), TypeError, r"^out is torch.bfloat16, mu"),
+    "sums": (lambda dout, dlse, out, lse: (dout, dlse, out, lse.half()), TypeError, r"^lse is torch.float16, must be"),
+    "numbers": (lambda dout, dlse, out, lse: (dout, dlse[..., 1:], out, lse), ValueError, r"^dlse has shape \(.*, mus"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "error", "said"), WRONG_GRADIENT.values(), ids=WRONG_GRADIENT)
+def test_what_the_gradients_operator_refuses_is_named(operators, spoil, error, said) -> None:
+    given = operands(dtype=torch.float16)
+    out, lse = operators[0](*given, None, None, *asked())
+    dout, dlse, out, lse = spoil(out.clone(), lse.clone(), out, lse)
+    with pytest.raises(error, match=said):
+        operators[1](dout, dlse, *given, out, lse, None, None, *asked())
+
+
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 def test_derivatives_of_transforms_and_forward_mode_are_refused_and_not_lost(monkeypatch, backend) -> None:
     module = importlib.import_module("kernel_twins.functional.attention.attention")
