@@ -87,14 +87,8 @@ def test_every_case_of_the_ladder_is_right(backend, case) -> None:
     dlse, *ends = [*more, None, None, None][:3]
     said = OP.options(case)
     first, last = said["band"]
-    options = Options(
-        said["scale"],
-        first,
-        last,
-        said.get("from_end", False),
-        said.get("softcap", 0.0),
-        said.get("deterministic", False),
-    )
+    rest = said.get("from_end", False), said.get("softcap", 0.0), said.get("deterministic", False)
+    options = Options(said["scale"], first, last, *rest)
     found = operator(dout, dlse, q, k, v, result, lse, *ends, *options)
     verdict = compare(OP, case, given, tuple(each.contiguous() for each in found))
     assert verdict.ok, verdict.reason
@@ -232,9 +226,10 @@ def test_heads_that_lie_2_to_the_31_elements_apart(backend) -> None:
 @PACKED
 @pytest.mark.parametrize("kind", [KINDS[name] for name in ("causal", "all")], ids=str)
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_any_of_the_gradients_alone(backend, packed, kind, deterministic) -> None:
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_any_of_the_gradients_alone(backend, packed, kind, deterministic, d) -> None:
     """CUDA's have the same bits as all of them; Triton compiles a kernel for each choice."""
-    given = sequences() if packed else operands(1000, 1500)
+    given = sequences(d) if packed else operands(1000, 1500, d=d)
     leaves = leaves_of(given)
     out, _ = called(backend, leaves, **kind, deterministic=deterministic)
     (dout,) = douts_of(out)
