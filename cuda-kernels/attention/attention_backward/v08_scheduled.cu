@@ -10,7 +10,7 @@
 // Counter:  time falls where sequences are short, and under a causal band.
 // Requires: as v07; zeroed memory, which is left zero.
 // Source:   Dao-AILab, FlashAttention-3's tile_scheduler.hpp: the order and the counter.
-// Twin:     none: no such step has been written in Gluon
+// Twin:     none: Triton's kernels leave the order of blocks to the hardware
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_band.cuh"
