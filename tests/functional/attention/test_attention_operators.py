@@ -162,9 +162,14 @@ def test_autograd_asks_for_no_gradient_that_nobody_wants(operators) -> None:
             [tuple(each.shape) if is_wanted else (0,) for each, is_wanted in zip(given, wanted, strict=True)]
         ]
         near(found, itertools.compress(every, wanted))
+
+
+def test_autograd_asks_the_cuda_operator_for_no_more_than_a_call_does() -> None:
+    """In Python PyTorch tells what requires a gradient, and not what a call asks for."""
+    operator = cuda_library("attention").attention.default
     for place in range(3):  # of operands that all require one
         given = operands(dtype=torch.float16, requires_grad=True)
-        results = operators[0](*given)
+        results = operator(*given)
         with Shapes() as shapes:
             gradients(results[:1], given[place])
         assert [shape != (0,) for shape in shapes.seen[0]] == [place == each for each in range(3)]
