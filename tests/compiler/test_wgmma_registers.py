@@ -160,7 +160,8 @@ def test_no_cuda_kernel_overwrites_what_a_wgmma_reads() -> None:
     for symbol, given in kernels.items():
         assert wgmma_hazards.reads_registers(given)
         name = disassembly.short_name(symbol)
-        Overwrites.of(given).require_none(name, alternates=name.startswith("attention_"))
+        alone = "6WantedL" in symbol and "6WantedLb1ELb1ELb1E" not in symbol  # some of the gradients
+        Overwrites.of(given).require_none(name, alternates=name.startswith("attention_"), has_few=alone)
 
 
 @pytest.mark.parametrize(("op", "step"), STEPS)

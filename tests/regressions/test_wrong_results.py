@@ -20,9 +20,12 @@ def case_of(op: Op) -> Case:
     return max(cases or op.test_cases[-1:], key=lambda case: len(op.outputs(case)))
 
 
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS.keys())
+@pytest.mark.parametrize("op", [pytest.param(op, id=name) for name, op in OPS.items() if name != "attention_backward"])
 def test_none_among_the_results_is_a_type_error_that_names_it(op: Op) -> None:
-    """``out=None``, and for the norms ``out=(y, None, rstd)``, raised AttributeError."""
+    """``out=None``, and for the norms ``out=(y, None, rstd)``, raised AttributeError.
+
+    attention_backward's last step takes None for a gradient that is not wanted.
+    """
     case = case_of(op)
     inputs = op.inputs(case, torch.Generator().manual_seed(0))
     out = empty_outputs(op, case, "cpu")
