@@ -1,5 +1,4 @@
-// Attention's scores in PyTorch operations: for the operators on a CPU, and for gradients that are
-// recomputed.
+// Attention's scores in PyTorch operations, for the operators on a CPU.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,14 +1,10 @@
-// The operator of attention's gradient: a step of the ladder, and where the GPU runs none PyTorch's
-// FlashAttention-2 kernel, or recomputed scores.
-// kernel_twins/functional/attention/gradient.py has the same for the Triton side.
+// The operator of attention's gradient: a step of the ladder, and on a CPU scores that are recomputed.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -27,9 +23,6 @@ using namespace kernel_twins;
 namespace {
 
 constexpr int64_t CHUNK = int64_t{1} << 26;  // scores at a time
-constexpr double INFINITE = std::numeric_limits<double>::infinity();
-
-using Window = std::pair<int64_t, int64_t>;
 
 using Backward = Gradients(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,
                            const Tensor& v, const Tensor& out, const Tensor& lse,
@@ -95,69 +88,6 @@ Gradients by_step(const Step<AttentionBackwardArgs>& step, const Tensor& dout, c
 }
 
 // -----------------------------------------------------------------------------------------------------------
-// PyTorch's kernel
-// -----------------------------------------------------------------------------------------------------------
-
-// Whether the kernel can be asked: it has no softcap and no gradient of lse, its scores of hidden keys are
-// -inf before they are scaled, and its heads must fit into the shared memory.
-bool takes(const Tensor& q, const Tensor& k, const OptionalTensor& dlse, const AttentionOptions& options) {
-  if (q.numel() == 0 || k.numel() == 0 || dlse || options.softcap != 0 || scale_of(options, q) == 0) {
-    return false;
-  }
-  if (options.deterministic && !is_deterministic()) return false;
-  if (q.size(3) <= 192) return true;
-  int major = 0, minor = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, q.get_device()));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, q.get_device()));
-  return minor == 0 && major >= 8 && major <= 10;
-}
-
-// The band as the kernel's window, counted from the ends, -1 for all; nothing if it cannot say that.
-std::optional<Window> window_of(const Tensor& q, const Tensor& k, bool varlen,
-                                const AttentionOptions& options) {
-  const int64_t queries = q.size(2), keys = k.size(2);
-  const int64_t from_end = options.from_end ? keys - queries : 0;
-  if (options.first + from_end <= 1 - queries && options.last + from_end >= keys - 1) return Window(-1, -1);
-  if (varlen && !options.from_end) return std::nullopt;  // how far the ends are apart the GPU alone knows
-  const int64_t ahead = options.from_end ? 0 : keys - queries;
-  const int64_t left = ahead - options.first, right = options.last - ahead;
-  // The kernel takes a negative limit, and a right one from the number of keys on, for none.
-  if (left < 0 || right < 0 || (right >= keys && queries > keys + 1)) return std::nullopt;
-  return Window(left >= keys ? -1 : left, right >= queries ? -1 : right);
-}
-
-// The gradient as empty_heads has it lie, in which order the kernel mostly leaves it.
-Tensor like(bool wanted, const Tensor& gradient, const Tensor& heads) {
-  const Tensor laid = empty_or_none(wanted, heads);
-  if (!wanted) return laid;
-  return gradient.strides() == laid.strides() ? gradient : laid.copy_(gradient);
-}
-
-// The kernel takes [B, S, H, D], or [tokens, H, D], and an lse of +inf where no key is seen.
-Gradients by_flash(const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                   const Tensor& lse, const OptionalTensor& cu_seqlens_q, const OptionalTensor& cu_seqlens_k,
-                   double scale, Window window, const Wanted& wanted) {
-  const bool varlen = cu_seqlens_q.has_value();
-  const auto moved = [&](const Tensor& heads) {
-    const Tensor rows = aligned(heads);
-    return varlen ? rows.squeeze(0).transpose(0, 1) : rows.transpose(1, 2);
-  };
-  const auto back = [&](const Tensor& rows, const OptionalTensor& starts) {
-    return varlen ? cleared(rows.transpose(0, 1).unsqueeze(0), starts) : rows.transpose(1, 2);
-  };
-  const Tensor sums = lse.masked_fill(lse == -INFINITE, INFINITE);
-  const Tensor none = at::empty({0}, q.options().dtype(at::kLong));  // the state of its dropout
-  const auto [left, right] = window;
-  const auto [dq, dk, dv] = at::_flash_attention_backward(
-      moved(dout), moved(scale < 0 ? q.neg() : q), moved(k), moved(v), moved(out),
-      varlen ? sums.squeeze(0) : sums, contiguous_or_none(cu_seqlens_q), contiguous_or_none(cu_seqlens_k),
-      q.size(2), k.size(2),
-      /*dropout_p=*/0, /*is_causal=*/left == -1 && right == 0, none, none, std::abs(scale), left, right);
-  return {like(wanted.q, back(scale < 0 ? dq.neg() : dq, cu_seqlens_q), q),
-          like(wanted.k, back(dk, cu_seqlens_k), k), like(wanted.v, back(dv, cu_seqlens_k), v)};
-}
-
-// -----------------------------------------------------------------------------------------------------------
 // Recomputed
 // -----------------------------------------------------------------------------------------------------------
 
@@ -216,16 +146,8 @@ Gradients backward_cuda(const Tensor& dout, const OptionalTensor& dlse, const Te
   check_attention(q, k, v, cu_seqlens_q, cu_seqlens_k, false);
   check_backward(dout, dlse, q, out, lse);
   const c10::cuda::CUDAGuard guard(q.device());
-  if (const auto step = find_that_runs<attention_backward_steps>("attention_backward", q.get_device())) {
-    return by_step(*step, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, options, wanted);
-  }
-  if (takes(q, k, dlse, options)) {
-    if (const auto window = window_of(q, k, cu_seqlens_q.has_value(), options)) {
-      return by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, scale_of(options, q), *window,
-                      wanted);
-    }
-  }
-  return recomputed(dout, dlse, q, k, v, lse, cu_seqlens_q, cu_seqlens_k, options, wanted);
+  const auto& step = first_that_runs<attention_backward_steps>("attention_backward", q.get_device());
+  return by_step(step, dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, options, wanted);
 }
 
 Gradients backward_cpu(const Tensor& dout, const OptionalTensor& dlse, const Tensor& q, const Tensor& k,

@@ -1,19 +1,18 @@
-"""The gradient of attention: a step of the ladder, and where the GPU runs none PyTorch's kernel, or recomputed scores.
+"""The gradient of attention: a step of the ladder, and on a CPU scores that are recomputed.
 
 cuda-kernels/attention/torch_gradient.cpp has the same for the CUDA side.
 """
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kernel_twins.functional.attention.shared import Options, aligned, empty_heads, is_deterministic
+from kernel_twins.functional.attention.shared import Options, aligned, empty_heads
 from kernel_twins.functional.attention.torch_attention import cleared, keys_seen
-from kernel_twins.functional.backends import runs, triton_launcher
+from kernel_twins.functional.backends import triton_launcher
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # of q, k and v
 Starts = Tensor | None
@@ -47,12 +46,6 @@ def backward(
         return _empty(q, k, v, wanted)
     if _has_step(q):
         return _by_step(dout, dlse, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, options, wanted)
-    window = _flash_window(q, k, dlse, cu_seqlens_q is not None, options)
-    if window is not None:
-        scale = options.scale_of(q.shape[3])
-        found = _by_flash(dout, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, window, scale)
-        dq, dk, dv = (_like(*each) for each in zip(found, (q, k, v), wanted, strict=True))
-        return dq, dk, dv
     gradients = _empty(q, k, v, wanted)
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         dout, q = cleared(dout, cu_seqlens_q), cleared(q, cu_seqlens_q)
@@ -74,7 +67,7 @@ def _empty(q: Tensor, k: Tensor, v: Tensor, wanted: Wanted) -> Gradients:
 
 
 def _has_step(q: Tensor) -> bool:
-    return q.is_cuda and runs("triton", ("attention_backward",), q.device.index)
+    return q.is_cuda
 
 
 def _by_step(
@@ -105,82 +98,6 @@ def _by_step(
         deterministic=options.deterministic,
     )
     return gradients
-
-
-def _flash_window(q: Tensor, k: Tensor, dlse: Tensor | None, varlen: bool, options: Options) -> tuple[int, int] | None:
-    """The band as FlashAttention's window, counted from the ends, -1 for all; None if its kernel cannot be asked."""
-    queries, keys = q.shape[2], k.shape[2]
-    scale = options.scale_of(q.shape[3])
-    if not q.is_cuda or q.numel() == 0 or k.numel() == 0 or dlse is not None or options.softcap or scale == 0:
-        return None
-    if options.deterministic and not is_deterministic():
-        return None
-    # PyTorch's kernel has no room for larger heads in the shared memory of consumer GPUs.
-    if q.shape[3] > 192 and torch.cuda.get_device_capability(q.device) not in ((8, 0), (9, 0), (10, 0)):
-        return None
-    if options.is_full(queries, keys):
-        return -1, -1
-    if varlen and not options.from_end:
-        return None  # how far the ends are apart is known on the GPU alone
-    ahead = 0 if options.from_end else keys - queries
-    left, right = ahead - options.first, options.last - ahead
-    # The kernel takes a negative limit, and a right one from the number of keys on, for none.
-    if left < 0 or right < 0 or (right >= keys and queries > keys + 1):
-        return None
-    return (-1 if left >= keys else left), (-1 if right >= queries else right)
-
-
-def _by_flash(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    cu_seqlens_q: Starts,
-    cu_seqlens_k: Starts,
-    window: tuple[int, int],
-    scale: float,
-) -> Gradients:
-    """PyTorch's kernel, which takes [B, S, H, D], or [tokens, H, D]; lse is +inf there where no key is seen."""
-
-    def moved(heads: Tensor) -> Tensor:
-        return heads.transpose(1, 2) if cu_seqlens_q is None else heads.squeeze(0).transpose(0, 1)
-
-    def back(rows: Tensor) -> Tensor:
-        return rows.transpose(1, 2) if cu_seqlens_q is None else rows.transpose(0, 1).unsqueeze(0)
-
-    sums = lse.masked_fill(lse == -math.inf, math.inf)
-    left, right = window
-    none = q.new_empty(0, dtype=torch.int64)  # the state of its dropout
-    query = -q if scale < 0 else q  # hidden scores are -inf before they are scaled
-    found = torch.ops.aten._flash_attention_backward(
-        *(moved(aligned(each)) for each in (dout, query, k, v, out)),
-        sums if cu_seqlens_q is None else sums.squeeze(0),
-        None if cu_seqlens_q is None else cu_seqlens_q.contiguous(),
-        None if cu_seqlens_k is None else cu_seqlens_k.contiguous(),
-        q.shape[2],
-        k.shape[2],
-        0.0,
-        left == -1 and right == 0,
-        none,
-        none,
-        scale=abs(scale),
-        window_size_left=left,
-        window_size_right=right,
-    )
-    dq, dk, dv = (back(each) for each in found)
-    if scale < 0:
-        dq = -dq
-    if cu_seqlens_q is not None and cu_seqlens_k is not None:
-        dq, dk, dv = cleared(dq, cu_seqlens_q), cleared(dk, cu_seqlens_k), cleared(dv, cu_seqlens_k)
-    return dq, dk, dv
-
-
-def _like(gradient: Tensor, heads: Tensor, wanted: bool) -> Tensor:
-    """The gradient as ``empty_heads`` has it lie, in which order the kernel mostly leaves it."""
-    laid = empty_or_none(heads, wanted)
-    return gradient if gradient.stride() == laid.stride() else laid.copy_(gradient) if wanted else laid
 
 
 def _recompute(
