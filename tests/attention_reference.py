@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -24,6 +25,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "all": {"causal": True, "window": (3, 0), "softcap": 2.0, "scale": 0.9},
 }
 """Arguments of kernel_twins.attention."""
+
+SUBSETS = tuple(itertools.product((False, True), repeat=3))
+"""Which of the gradients of q, k and v are wanted; none first."""
 
 
 def sees(queries: int, keys: int, causal: Any, window: Any) -> Tensor:

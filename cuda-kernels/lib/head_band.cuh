@@ -3,6 +3,9 @@
 // sequences.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
+
 #include "head_products.cuh"
 
 // Neighbouring tiles of rows.
@@ -44,4 +47,11 @@ __device__ inline void hide_columns(float (&scores)[N], const Lengths& of, int k
     const int at = i / 4 * 8 + i % 2;
     if (at < low || at > high) scores[i] = hidden;
   }
+}
+
+// How many queries see a key.
+template <typename Lengths>
+int64_t queries_of_key(const Lengths& of, int64_t key) {
+  const int64_t low = std::max<int64_t>(key - of.last, 0);
+  return std::max<int64_t>(std::min<int64_t>(key - of.first, of.Sq - 1) - low + 1, 0);
 }

@@ -95,9 +95,3 @@ __device__ inline int tasks_before(const Queue& queue, const KeyTask& task, int 
   const int last_row = min(row + BLOCK_M, task.Sq) - 1;
   return min(last_row + task.last, task.Sk - 1) / BLOCK_N - task.key / BLOCK_N;
 }
-
-// How many queries see a key.
-inline int64_t queries_of_key(const BackwardProblem& problem, int64_t key) {
-  const int64_t low = std::max<int64_t>(key - problem.last, 0);
-  return std::max<int64_t>(std::min<int64_t>(key - problem.first, problem.Sq - 1) - low + 1, 0);
-}

@@ -10,7 +10,7 @@
 // Counter:  time falls where sequences are short, and under a causal band.
 // Requires: as v07; zeroed memory, which is left zero.
 // Source:   Dao-AILab, FlashAttention-3's tile_scheduler.hpp: the order and the counter.
-// Twin:     none: Triton's kernels leave the order of blocks to the hardware
+// Twin:     none: no such step has been written in Gluon
 #include "delta.cuh"
 #include "lib/activation.cuh"
 #include "lib/head_band.cuh"
@@ -228,12 +228,6 @@ __global__ void __launch_bounds__(ROUNDING_THREADS)
     attention_backward_v08_scheduled_rounding_kernel(const __grid_constant__ BackwardProblem problem,
                                                      const float4* sums) {
   round_dq<T, WIDTH>(problem, sums);
-}
-
-// How many queries see a key.
-static int64_t queries_of_key(const BackwardProblem& problem, int64_t key) {
-  const int64_t low = std::max<int64_t>(key - problem.last, 0);
-  return std::max<int64_t>(std::min<int64_t>(key - problem.first, problem.Sq - 1) - low + 1, 0);
 }
 
 void attention_backward_v08_scheduled(const AttentionBackwardArgs& args) {

@@ -292,12 +292,6 @@ __global__ void __launch_bounds__(ROUNDING_THREADS)
   round_dq<T, WIDTH>(problem, sums);
 }
 
-// How many queries see a key.
-static int64_t queries_of_key(const BackwardProblem& problem, int64_t key) {
-  const int64_t low = std::max<int64_t>(key - problem.last, 0);
-  return std::max<int64_t>(std::min<int64_t>(key - problem.first, problem.Sq - 1) - low + 1, 0);
-}
-
 void attention_backward_v09_deterministic(const AttentionBackwardArgs& args) {
   require_narrow_heads(args.D, 128, "v10_dispatch");
   dispatch_heads_of(args.dtype, args.D, [&]<typename T, int WIDTH>() {

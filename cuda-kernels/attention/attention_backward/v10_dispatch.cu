@@ -7,11 +7,11 @@
 //           half the columns. A tile of keys belongs to a sequence, whose lengths and place its producer
 //           looks up; of a batch all sequences are equally long. Gradients go to rows of any stride, 16 bytes
 //           at a time. The kernel that computes delta sets the sums of dq to 0.
-// Why:      at D 64 both consumers added to all of dq, which took as long as the products. At D 256 one
+// Why:      at D 64 both consumers added to all of dq, twice as much as was needed. At D 256 one
 //           warpgroup has no registers for the sums of 64 keys. A gradient that nobody wants costs products,
 //           copies and memory. Packed sequences need no padding.
-// Counter:  time falls at D 64. At the case shown it rises, since a visit reads its sequence's limits from
-//           shared memory.
+// Counter:  time falls at D 64. At the case shown it rises: a visit reads its sequence's limits from shared
+//           memory, and the next keys wait until the last ones' gradients are stored.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
 // Source:   FlashAttention-3's backward pass has sequences' padded sums, and at D 256 pairs in shared memory.

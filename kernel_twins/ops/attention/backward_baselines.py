@@ -26,14 +26,10 @@ def differs(baseline: str, case: Case) -> str:
     return "a negative scale makes NaN" if case.get("scale") == "neg" and hides else ""
 
 
-def _require(
-    name: str, q: Tensor, dlse: Tensor | None, starts: tuple[Tensor, ...], softcap: float | None, largest_d: int = 256
-) -> None:
+def _require(name: str, q: Tensor, dlse: Tensor | None, starts: tuple[Tensor, ...], softcap: float | None) -> None:
     if not q.is_cuda:
         raise UnavailableError(f"{name} is for tensors on a GPU")
     sdpa.refuse(name, starts, softcap)
-    if q.shape[3] > largest_d:
-        raise UnavailableError(f"{name} is called for gradients of head dimensions up to {largest_d}")
     if dlse is not None:
         raise UnavailableError(f"{name} takes no gradient of the rows' logarithms")
 
@@ -186,7 +182,9 @@ def flash4(
     deterministic: bool = False,
 ) -> Gradients:
     """FlashAttention-4's kernels for Hopper, by the function behind its autograd."""
-    _require("FlashAttention-4", q, None, starts, softcap, largest_d=128)
+    _require("FlashAttention-4", q, None, starts, softcap)
+    if q.shape[3] > 128:
+        raise UnavailableError("FlashAttention-4 is called for gradients of head dimensions up to 128")
     try:
         module = imported("flash_attn.cute.interface")
     except ImportError as error:

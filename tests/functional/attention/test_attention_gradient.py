@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 from typing import Any
 
 import pytest
@@ -12,9 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from kernel_twins.functional.attention.shared import Options  # noqa: E402
-from tests.attention_reference import operands, starts, tokens  # noqa: E402
-
-SUBSETS = tuple(itertools.product((False, True), repeat=3))
+from tests.attention_reference import SUBSETS, operands, starts, tokens  # noqa: E402
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from kernel_twins.functional.attention import torch_attention  # noqa: E402
 from kernel_twins.functional.attention.shared import Options  # noqa: E402
 from tests.attention_reference import (  # noqa: E402
     KINDS,
+    SUBSETS,
     asked,
     attend,
     attend_to_sequences,
@@ -29,7 +30,6 @@ from tests.attention_reference import (  # noqa: E402
 from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 BY_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-SUBSETS = tuple(itertools.product((False, True), repeat=3))
 BY_LENGTHS = pytest.mark.parametrize(("queries", "keys"), [(5, 7), (7, 5), (6, 6), (1, 4), (3, 0), (0, 3)], ids=str)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,8 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+from tests.attention_reference import SUBSETS  # noqa: E402
+
 KERNELS = ("attention_backward_v10_dispatch_kernel", "attention_backward_v10_dispatch_dq_kernel")
-SUBSETS = tuple(itertools.product((False, True), repeat=3))
 
 
 class Launches:
