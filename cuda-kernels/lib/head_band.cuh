@@ -33,20 +33,25 @@ __device__ inline bool hides(const Lengths& of, int first_row, int first_key) {
   return last_key >= of.Sk || first_row + of.last < last_key || last_row + of.first > first_key;
 }
 
-// Hides queries that do not see a key, and keys beyond the last one. `key` and `row` are those of the
-// thread's first score.
+// Sets pairs of a query that does not see a key, and of keys beyond the last one, to `hidden`. `key` and
+// `row` are those of the thread's first pair.
 template <int N, typename Lengths>
-__device__ inline void hide_columns(float (&scores)[N], const Lengths& of, int key, int row) {
+__device__ inline void hide_pairs(float (&pairs)[N], const Lengths& of, float hidden, int key, int row) {
   const int Sk = of.Sk, first = of.first, last = of.last;
-  const float hidden = of.factor < 0 ? INFINITY : -INFINITY;
 #pragma unroll
   for (int i = 0; i < N; ++i) {
     const int in_block = key + i % 4 / 2 * 8;
     const int low = in_block - last - row;
     const int high = in_block < Sk ? in_block - first - row : -1;
     const int at = i / 4 * 8 + i % 2;
-    if (at < low || at > high) scores[i] = hidden;
+    if (at < low || at > high) pairs[i] = hidden;
   }
+}
+
+// The same for scores, of which the problem's factor makes powers of 2.
+template <int N, typename Lengths>
+__device__ inline void hide_columns(float (&scores)[N], const Lengths& of, int key, int row) {
+  hide_pairs(scores, of, of.factor < 0 ? INFINITY : -INFINITY, key, row);
 }
 
 // How many queries see a key.

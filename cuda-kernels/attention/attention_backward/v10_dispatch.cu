@@ -2,16 +2,17 @@
 //
 // Change:   v09's kernel as a template over its tile, over the gradients that are wanted, and over a softcap;
 //           blocks add to dq in turns only if that is asked for. With D up to 64 a block visits 128 queries
-//           at a time, and each consumer adds to dq of 64 of them. Above 128 both consumers share 64 keys:
-//           each computes the pairs of half the queries, passes them on through shared memory, and adds up
-//           half the columns. A tile of keys belongs to a sequence, whose lengths and place its producer
-//           looks up; of a batch all sequences are equally long. Gradients go to rows of any stride, 16 bytes
-//           at a time. The kernel that computes delta sets the sums of dq to 0.
+//           at a time, and each consumer adds to dq of 64 of them; the next tile's keys come while this one's
+//           are multiplied. With D from 72 to 128 there are three stages of queries. Above 128 both consumers
+//           share 64 keys: each computes the pairs of half the queries, passes them on through shared memory,
+//           and adds up half the columns. A tile of keys belongs to a sequence, whose lengths and place its
+//           producer looks up; of a batch all sequences are equally long. Gradients go to rows of any stride,
+//           16 bytes at a time. The kernel that computes delta sets the sums of dq to 0.
 // Why:      at D 64 both consumers added to all of dq, twice as much as was needed. At D 256 one
 //           warpgroup has no registers for the sums of 64 keys. A gradient that nobody wants costs products,
-//           copies and memory. Packed sequences need no padding.
-// Counter:  time falls at D 64. At the case shown it rises: a visit reads its sequence's limits from shared
-//           memory, and the next keys wait until the last ones' gradients are stored.
+//           copies and memory. Packed sequences need no padding. Shared memory that is left over lets the
+//           producer be further ahead.
+// Counter:  time falls, most at D 64 and where sequences are short.
 // Requires: compute capability 9.0 with its own features (sm_90a); bf16 or fp16; D up to 256; D and strides
 //           that are multiples of 8 elements, starts that are multiples of 16 bytes. Others are refused.
 // Source:   FlashAttention-3's backward pass has sequences' padded sums, and at D 256 pairs in shared memory.
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                                            const Queue queue, float4* sums, unsigned* turns) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Tile = ::Tile<WIDTH>;
-  constexpr int BLOCK_M = Tile::BLOCK_M, BLOCK_N = Tile::BLOCK_N;
+  constexpr int BLOCK_M = Tile::BLOCK_M, BLOCK_N = Tile::BLOCK_N, STAGES = Tile::STAGES;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared<WIDTH>& shared = *reinterpret_cast<Shared<WIDTH>*>(dynamic);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);  // known to be warp-uniform
@@ -43,8 +44,10 @@ __global__ void __launch_bounds__(THREADS, 1)
   };
 
   if (threadIdx.x == 0) {
-    mbarrier_init(&shared.own_full, (1 + WANTED.ds()) * Tile::KEY_TILES);
-    mbarrier_init(&shared.own_empty, CONSUMERS * WARPGROUP + 2 * WANTED.turns);
+    for (int own_stage = 0; own_stage < Tile::OWN_STAGES; ++own_stage) {
+      mbarrier_init(&shared.own_full[own_stage], (1 + WANTED.ds()) * Tile::KEY_TILES);
+      mbarrier_init(&shared.own_empty[own_stage], CONSUMERS * WARPGROUP + 2 * WANTED.turns);
+    }
     for (int stage = 0; stage < STAGES; ++stage) {
       mbarrier_init(&shared.full[stage], 2 * Tile::PARTS + 1);
       mbarrier_init(&shared.empty[stage], CONSUMERS * WARPGROUP);
@@ -58,6 +61,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
   // All sides count the block's tiles of keys, and its tiles of queries over all of these.
   uint32_t turn = 0, visit = 0;
+  const auto own_stage_of = [](uint32_t turn) { return turn % Tile::OWN_STAGES; };
+  const auto round_of = [](uint32_t turn) { return turn / Tile::OWN_STAGES % 2; };
 
   if (warpgroup == 0) {
     give_back_registers<PRODUCER_REGISTERS>();
@@ -65,10 +70,10 @@ __global__ void __launch_bounds__(THREADS, 1)
     if (thread % 32 != 0 || warp > 2 * WANTED.turns) return;
     if (warp > 0) {  // keeps the order of turns
       for (;; ++turn) {
-        mbarrier_wait_parity(&shared.own_full, turn % 2);  // for `task`
-        const KeyTask task = shared.task[turn % 2];
+        mbarrier_wait_parity(&shared.own_full[own_stage_of(turn)], round_of(turn));  // for `task`
+        const KeyTask task = shared.task[turn % Tile::TASKS];
         if (task.head < 0) return;
-        mbarrier_arrive(&shared.own_empty);
+        mbarrier_arrive(&shared.own_empty[own_stage_of(turn)]);
         for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
           const int stage = visit % STAGES;
           const int row = at.row(queue, task, BLOCK_M);
@@ -94,19 +99,22 @@ __global__ void __launch_bounds__(THREADS, 1)
     const auto draw = [&] { return undrawn + atomicInc(queue.drawn, queue.tiles + gridDim.x - undrawn - 1); };
     // Late: who ends first draws first.
     for (unsigned number = WANTED.turns ? draw() : blockIdx.x;; number = draw()) {
-      KeyTask& task = shared.task[turn % 2];
+      KeyTask& task = shared.task[turn % Tile::TASKS];
       if (!set_task<BLOCK_M, BLOCK_N>(task, problem, queue, number)) continue;
-      mbarrier_wait_parity(&shared.own_empty, turn % 2 ^ 1);  // for the last tile's end
+      const int own_stage = own_stage_of(turn);
+      mbarrier_wait_parity(&shared.own_empty[own_stage],
+                           round_of(turn) ^ 1);  // for the end of the tile there
       ++turn;
       if (task.head < 0) {
-        for (int i = 0; i < (1 + WANTED.ds()) * Tile::KEY_TILES; ++i) mbarrier_arrive(&shared.own_full);
+        for (int i = 0; i < (1 + WANTED.ds()) * Tile::KEY_TILES; ++i)
+          mbarrier_arrive(&shared.own_full[own_stage]);
         return;
       }
       for (int i = 0; i < Tile::KEY_TILES; ++i) {
         const int key = task.first_k + task.key + i * TILE_ROWS;
-        fetch(shared.k[i], &problem.k, key, task.head, task.batch, &shared.own_full);
+        fetch(shared.k[own_stage][i], &problem.k, key, task.head, task.batch, &shared.own_full[own_stage]);
         if constexpr (WANTED.ds())
-          fetch(shared.v[i], &problem.v, key, task.head, task.batch, &shared.own_full);
+          fetch(shared.v[own_stage][i], &problem.v, key, task.head, task.batch, &shared.own_full[own_stage]);
       }
       for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
         const int stage = visit % STAGES;
@@ -130,16 +138,17 @@ __global__ void __launch_bounds__(THREADS, 1)
   const int consumer = warpgroup - 1;
   const int in_tile = thread / 32 * 16 + thread % 32 / 4;  // the thread's first row
   for (;; ++turn) {
-    mbarrier_wait_parity(&shared.own_full, turn % 2);  // for the keys and values
-    const KeyTask& task = shared.task[turn % 2];       // read again where it is needed, to spare registers
+    const int own_stage = own_stage_of(turn);
+    mbarrier_wait_parity(&shared.own_full[own_stage], round_of(turn));  // for the keys and values
+    const KeyTask task = shared.task[turn % Tile::TASKS];
     if (task.head < 0) return;
-    const int own = Tile::WIDE ? 0 : consumer;  // tile of keys
-    const int first_key = task.key + own * TILE_ROWS;
+    const int own_tile = Tile::WIDE ? 0 : consumer;
+    const int first_key = task.key + own_tile * TILE_ROWS;
     const bool packed = problem.keys.starts != nullptr;
     if (packed && first_key + TILE_ROWS > task.Sk) {
       const int keys = max(task.Sk - first_key, 0);
-      clear_rows(shared.k[own], keys, consumer);
-      if constexpr (WANTED.ds()) clear_rows(shared.v[own], keys, consumer);
+      clear_rows(shared.k[own_stage][own_tile], keys, consumer);
+      if constexpr (WANTED.ds()) clear_rows(shared.v[own_stage][own_tile], keys, consumer);
     }
     float dk[Tile::COLUMNS / 2] = {}, dv[Tile::COLUMNS / 2] = {};
     for (Visit at; at.exists(problem, task); at.advance(task), ++visit) {
@@ -157,9 +166,10 @@ __global__ void __launch_bounds__(THREADS, 1)
       float dq[Tile::DQ_PANELS * QUADS * 4];
       Operands pairs;
       if constexpr (Tile::WIDE) {
-        visit_together<T, WANTED>(dk, dv, dq, shared, problem, task, stage, row, consumer);
+        visit_together<T, WANTED>(dk, dv, dq, shared, problem, task, own_stage, visit, row, consumer);
       } else {
-        visit_queries<T, WIDTH, WANTED>(dk, dv, dq, pairs, shared, problem, task, stage, row, consumer);
+        visit_queries<T, WIDTH, WANTED>(dk, dv, dq, pairs, shared, problem, task, own_stage, visit, row,
+                                        consumer);
       }
       if constexpr (WANTED.dq) {
         // WIDE: dv's products come behind dq's.
@@ -180,6 +190,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       if constexpr (!Tile::WIDE) pairs.hold();
       mbarrier_arrive(&shared.empty[stage]);  // each thread for itself: it has read lse and delta
     }
+    // Each thread for itself: it has read keys, values and task.
+    mbarrier_arrive(&shared.own_empty[own_stage]);
     const auto store = [&](void* gradient, const HeadStrides& stride, const auto& sums, float factor) {
       if (gradient == nullptr) return;
       const int column = Tile::WIDE ? consumer * Tile::COLUMNS : 0;
@@ -190,7 +202,6 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     if constexpr (WANTED.dk) store(problem.dk, problem.dk_stride, dk, problem.scale);
     if constexpr (WANTED.dv) store(problem.dv, problem.dv_stride, dv, 1.0f);
-    mbarrier_arrive(&shared.own_empty);  // each thread for itself: all have read the task
   }
 #endif
 }
@@ -245,10 +256,15 @@ static void launch_wanted(const AttentionBackwardArgs& args) {
   if (args.B * args.H_KV * args.Sk > 0) {
     const int64_t blocks =
         args.starts_k ? slots_of(args.Sk, problem.keys.count, BLOCK_N) : cdiv(args.Sk, BLOCK_N);
-    // Of queries, their results' gradients and their sums.
-    const int64_t bytes = problem.group * args.Sq * args.D * (2 * size_of(args.dtype) + sizeof(float));
+    // Of queries, their results' gradients and their sums; of keys, values and their gradients. With turns,
+    // sections have more heads, even if not all fit into L2: fewer blocks wait for each other, which matters
+    // most where tiles take unequally long.
+    const int64_t bytes = problem.group * args.Sq * args.D * (2 * size_of(args.dtype) + sizeof(float)) +
+                          (WANTED.turns ? 0 : 4 * args.Sk * args.D * size_of(args.dtype));
     Queue queue = queue_of_heads(*args.memory, args.B * args.H_KV, args.Sk, BLOCK_N, blocks, 1, bytes);
-    queue.last_first = queries_of_key(problem, problem.Sk - 1) > queries_of_key(problem, 0);
+    const int64_t see_first = queries_of_key(problem, 0), see_last = queries_of_key(problem, problem.Sk - 1);
+    queue.last_first = see_last > see_first;
+    if (WANTED.turns && see_last != see_first) queue.section = std::min(2 * queue.section, queue.heads);
     const auto kernel = attention_backward_v10_dispatch_kernel<T, WIDTH, WANTED>;
     allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
     const int grid = std::min(queue.tiles, multiprocessor_count());

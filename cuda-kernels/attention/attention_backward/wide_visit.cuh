@@ -47,32 +47,41 @@ __device__ inline void multiply_stored(float (&sums)[64], uint64_t pairs, uint64
 // one's products still read these.
 template <typename T, Wanted WANTED>
 __device__ inline void visit_together(float (&dk)[64], float (&dv)[64], float (&dq)[64], Shared<256>& shared,
-                                      const AnyBackwardProblem& problem, const KeyTask& task, int stage,
-                                      int row, int consumer) {
+                                      const AnyBackwardProblem& problem, const KeyTask& task, int own_stage,
+                                      uint32_t visit, int row, int consumer) {
   const int thread = threadIdx.x % WARPGROUP, in_tile = thread / 32 * 16 + thread % 32 / 4;  // its first key
   const int first_row = row + consumer * HALF_ROWS;
+  const int stage = visit % Tile<256>::STAGES;
   constexpr int HALF = HALF_ROWS * ROW_BYTES / 16;  // in descriptors' units
-  uint8_t (&p_tile)[TILE_BYTES] = shared.pairs[stage][0][0];
-  uint8_t (&ds_tile)[TILE_BYTES] = shared.pairs[stage][0][1];
+  uint8_t (&p_tile)[TILE_BYTES] = shared.pairs[visit % PAIR_STAGES][0][0];
+  uint8_t (&ds_tile)[TILE_BYTES] = shared.pairs[visit % PAIR_STAGES][0][1];
   float scores[HALF_PAIRS], dp[HALF_PAIRS];
   wgmma_fence();
-  multiply_half<T>(scores, wgmma_tile(shared.k[0]), wgmma_tile(shared.q[stage][0]) + consumer * HALF);
+  multiply_half<T>(scores, wgmma_tile(shared.k[own_stage][0]),
+                   wgmma_tile(shared.q[stage][0]) + consumer * HALF);
   wgmma_commit_group();
   if constexpr (WANTED.ds()) {
-    multiply_half<T>(dp, wgmma_tile(shared.v[0]), wgmma_tile(shared.dout[stage][0]) + consumer * HALF);
+    multiply_half<T>(dp, wgmma_tile(shared.v[own_stage][0]),
+                     wgmma_tile(shared.dout[stage][0]) + consumer * HALF);
     wgmma_commit_group();
   }
   wgmma_wait_group<WANTED.ds()>();  // for the scores
   wgmma_hold(scores);
+  const bool masked = hides(task, row, task.key);
+  const int first_pair[2] = {task.key + in_tile, first_row + thread % 4 * 2};
   if constexpr (WANTED.capped) {
 #pragma unroll
     for (int j = 0; j < HALF_PAIRS; ++j) scores[j] = tanh_by_exp2(scores[j] * problem.cap);
+    if (masked) hide_columns(scores, task, first_pair[0], first_pair[1]);
   }
-  if (hides(task, row, task.key)) hide_columns(scores, task, task.key + in_tile, first_row + thread % 4 * 2);
   const float* lse = shared.lse[stage][0] + consumer * HALF_ROWS;
   float p[HALF_PAIRS];
   for_each_pair<HALF_PAIRS>(
       lse, [&](int i, float own) { p[i] = exp2_approx(fmaf(scores[i], problem.factor, -own)); });
+  if constexpr (!WANTED.capped) {
+    // Behind the exponentials, this branch keeps ptxas from moving the wait for dp above them.
+    if (masked) hide_pairs(p, task, 0.0f, first_pair[0], first_pair[1]);
+  }
   if constexpr (WANTED.dv) store_half<T>(p_tile, p, consumer);
   if constexpr (WANTED.ds()) {
     wgmma_wait_group<0>();  // for dp
@@ -90,7 +99,7 @@ __device__ inline void visit_together(float (&dk)[64], float (&dv)[64], float (&
   const int panel = consumer * Tile<256>::DQ_PANELS;
   wgmma_fence();
   if constexpr (WANTED.dq) {
-    const uint64_t keys = wgmma_tile(shared.k[0][panel], TILE_BYTES);
+    const uint64_t keys = wgmma_tile(shared.k[own_stage][0][panel], TILE_BYTES);
 #pragma unroll
     for (int step = 0; step < TILE_ROWS / 16; ++step)
       wgmma_m64k16<128, T, true, false>(dq, wgmma_tile(ds_tile) + step * (16 * ROW_BYTES / 16),
