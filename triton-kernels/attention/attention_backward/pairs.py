@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernel_twins._triton.attention.attention import rings, tiles
+from kernel_twins._triton.attention.attention_backward.rounding import PACK
 
 BLOCK_M = gl.constexpr(64)  # queries
 BLOCK_N = gl.constexpr(128)  # keys
@@ -181,9 +182,11 @@ def add_parts(sums_desc, handover, H, group, band):
 
 
 @gluon.jit
-def store_rows(out, total, factor, place, first_key, Sk, D: gl.constexpr):
-    """Stores the gradients of the program's keys, times a factor; place is the first row of their head."""
+def store_rows(out, strides, total, factor, place, Sk, D: gl.constexpr):
+    """Stores the gradients of the program's keys, times a factor; place is their batch, head and first row."""
+    batch, head, first_key = place
     key = first_key + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, total.type.layout))[:, None]
     column = gl.arange(0, total.shape[1], layout=gl.SliceLayout(0, total.type.layout))[None, :]
-    rows = out + (place + key) * D
+    packs = batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1] + key.to(gl.int64) * strides[2]
+    rows = out + packs * PACK
     gl.store(rows + column, (total * factor).to(out.dtype.element_ty), mask=(key < Sk) & (column < D))

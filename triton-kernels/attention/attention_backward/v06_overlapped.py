@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from kernel_twins._triton.attention.attention import rings, tiles
 from kernel_twins._triton.attention.attention_backward import pairs
 from kernel_twins._triton.attention.attention_backward.delta import deltas
-from kernel_twins._triton.attention.attention_backward.rounding import round_sums
+from kernel_twins._triton.attention.attention_backward.rounding import round_sums, strides_of
 
 
 @gluon.jit
@@ -63,7 +63,8 @@ def _visit(i, dk, dv, own, ring, ds_tile, handover, walk, first_key, band, facto
 
 
 @gluon.jit
-def _consume(dk_out, dv_out, own, ring, ds_tile, handover, H, group, band, factor, scale, D: gl.constexpr):
+def _consume(dk_out, dv_out, strides, own, ring, ds_tile, handover, H, group, band, factor, scale, D: gl.constexpr):
+    dk_strides, dv_strides = strides
     keys, values, own_full = own
     batch, kv_head, first_key = pairs.corner(H // group, band)
     walk = pairs.walk_of(first_key, group, band)
@@ -73,26 +74,27 @@ def _consume(dk_out, dv_out, own, ring, ds_tile, handover, H, group, band, facto
         mbarrier.wait(own_full.index(0), 0)  # for the keys and values
     for i in range(walk[2]):
         dk, dv = _visit(i, dk, dv, (keys, values), ring, ds_tile, handover, walk, first_key, band, factor)
-    place = (batch * (H // group) + kv_head).to(gl.int64) * band[1]
-    pairs.store_rows(dk_out, dk, scale, place, first_key, band[1], D)
-    pairs.store_rows(dv_out, dv, 1.0, place, first_key, band[1], D)
+    place = (batch, kv_head, first_key)
+    pairs.store_rows(dk_out, dk_strides, dk, scale, place, band[1], D)
+    pairs.store_rows(dv_out, dv_strides, dv, 1.0, place, band[1], D)
 
 
 @gluon.jit(do_not_specialize=["H", "group", "Sq", "Sk", "pitch", "first", "last"])
 def attention_backward_v06_overlapped_kernel(
     dout_desc, q_desc, k_desc, v_desc, lse2_desc, delta_desc, sums_desc, dk, dv, H, group, Sq, Sk, pitch, factor, scale,
-    first, last, D: gl.constexpr,
+    first, last, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, D: gl.constexpr,
 ):  # fmt: skip
     # dout, q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], lse2, delta: [B * H * pitch], sums: [B, H, pitch, D], zeros at
-    # first, and dk, dv: [B, H_KV, Sk, D] contiguous. Query i sees the keys from i + first to i + last.
+    # first, and dk, dv: [B, H_KV, Sk, D], strides in packs. Query i sees the keys from i + first to i + last.
     own, ring, ds_tile = pairs.shared_memory(q_desc, k_desc, v_desc, lse2_desc)
     handover = pairs.handover_of(sums_desc)
     hopper.fence_async_shared()  # before the copy engine counts bytes on the barriers
     band = (Sq, Sk, first, last)
+    strides = ((stride_dkb, stride_dkh, stride_dkn), (stride_dvb, stride_dvh, stride_dvn))
     described = (q_desc, dout_desc, k_desc, v_desc, lse2_desc, delta_desc)
     gl.warp_specialize(
         [
-            (_consume, (dk, dv, own, ring, ds_tile, handover, H, group, band, factor, scale, D)),
+            (_consume, (dk, dv, strides, own, ring, ds_tile, handover, H, group, band, factor, scale, D)),
             (pairs.produce, (described, own, ring, H, group, pitch, band)),
             (pairs.add_parts, (sums_desc, handover, H, group, band)),
         ],
@@ -117,8 +119,8 @@ def attention_backward_v06_overlapped(
     """The gradients of q, k and v through ``attention``, of whose outputs dout and dlse are the gradients.
 
     dout, q, result: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], contiguous rows, bf16 or fp16; lse, dlse: fp32 [B, H, Sq],
-    contiguous, lse -inf where a row sees no key; out: dq, dk and dv, as q, k and v are, contiguous. Query i sees the
-    keys from i + band[0] to i + band[1]. Without them, the scale is 1 / sqrt(D), and it sees all.
+    contiguous, lse -inf where a row sees no key; out: dq, dk and dv, as q, k and v are. Query i sees the keys from
+    i + band[0] to i + band[1]. Without them, the scale is 1 / sqrt(D), and it sees all.
     """
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     if B * H * Sq * Sk == 0:  # nothing that a descriptor could describe
@@ -137,7 +139,7 @@ def attention_backward_v06_overlapped(
         tiles.describe("k", k, pairs.BLOCK_N.value),
         tiles.describe("v", v, pairs.BLOCK_N.value),
         pairs.describe_rows(lse2), pairs.describe_rows(delta), pairs.describe_sums(sums),
-        dk, dv, H, H // H_KV, Sq, Sk, pitch, factor, scale, *tiles.limits_of(band, Sq, Sk), D=D,
-        num_warps=pairs.NUM_WARPS,
+        dk, dv, H, H // H_KV, Sq, Sk, pitch, factor, scale, *tiles.limits_of(band, Sq, Sk),
+        *strides_of(dk), *strides_of(dv), D=D, num_warps=pairs.NUM_WARPS,
     )  # fmt: skip
     round_sums(sums, dq, scale)

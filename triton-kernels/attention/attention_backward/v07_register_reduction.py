@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from kernel_twins._triton.attention.attention import rings, tiles
 from kernel_twins._triton.attention.attention_backward import pairs
 from kernel_twins._triton.attention.attention_backward.delta import deltas
+from kernel_twins._triton.attention.attention_backward.rounding import PACK, strides_of
 
 
 @gluon.jit
@@ -70,7 +71,8 @@ def _visit(i, dk, dv, own, ring, ds_tile, sums, walk, first_key, pitch, band, fa
 
 
 @gluon.jit
-def _consume(dk_out, dv_out, sums, own, ring, ds_tile, H, group, pitch, band, factor, scale, D: gl.constexpr):
+def _consume(dk_out, dv_out, strides, sums, own, ring, ds_tile, H, group, pitch, band, factor, scale, D: gl.constexpr):
+    dk_strides, dv_strides = strides
     keys, values, own_full = own
     batch, kv_head, first_key = pairs.corner(H // group, band)
     walk = pairs.walk_of(first_key, group, band)
@@ -81,25 +83,26 @@ def _consume(dk_out, dv_out, sums, own, ring, ds_tile, H, group, pitch, band, fa
     sums += (batch * H + kv_head * group).to(gl.int64) * pitch * keys.shape[1]  # of the group's first head
     for i in range(walk[2]):
         dk, dv = _visit(i, dk, dv, (keys, values), ring, ds_tile, sums, walk, first_key, pitch, band, factor)
-    place = (batch * (H // group) + kv_head).to(gl.int64) * band[1]
-    pairs.store_rows(dk_out, dk, scale, place, first_key, band[1], D)
-    pairs.store_rows(dv_out, dv, 1.0, place, first_key, band[1], D)
+    place = (batch, kv_head, first_key)
+    pairs.store_rows(dk_out, dk_strides, dk, scale, place, band[1], D)
+    pairs.store_rows(dv_out, dv_strides, dv, 1.0, place, band[1], D)
 
 
 @gluon.jit(do_not_specialize=["H", "group", "Sq", "Sk", "pitch", "first", "last"])
 def attention_backward_v07_register_reduction_kernel(
     dout_desc, q_desc, k_desc, v_desc, lse2_desc, delta_desc, sums, dk, dv, H, group, Sq, Sk, pitch, factor, scale,
-    first, last, D: gl.constexpr,
+    first, last, stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, D: gl.constexpr,
 ):  # fmt: skip
     # dout, q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], lse2, delta: [B * H * pitch], sums: [B, H, pitch, 64 or 128],
-    # zeros at first, and dk, dv: [B, H_KV, Sk, D] contiguous. Query i sees the keys from i + first to i + last.
+    # zeros at first, and dk, dv: [B, H_KV, Sk, D], strides in packs. Query i sees the keys from i + first to i + last.
     own, ring, ds_tile = pairs.shared_memory(q_desc, k_desc, v_desc, lse2_desc)
     hopper.fence_async_shared()  # before the copy engine counts bytes on the barriers
     band = (Sq, Sk, first, last)
+    strides = ((stride_dkb, stride_dkh, stride_dkn), (stride_dvb, stride_dvh, stride_dvn))
     described = (q_desc, dout_desc, k_desc, v_desc, lse2_desc, delta_desc)
     gl.warp_specialize(
         [
-            (_consume, (dk, dv, sums, own, ring, ds_tile, H, group, pitch, band, factor, scale, D)),
+            (_consume, (dk, dv, strides, sums, own, ring, ds_tile, H, group, pitch, band, factor, scale, D)),
             (pairs.produce, (described, own, ring, H, group, pitch, band)),
         ],
         worker_num_warps=[1],  # of all but the first, which has the program's own eight
@@ -107,11 +110,13 @@ def attention_backward_v07_register_reduction_kernel(
     )
 
 
-@triton.jit(do_not_specialize=["Sq"])
+@triton.jit(do_not_specialize=["H", "Sq"])
 def attention_backward_v07_register_reduction_rounding_kernel(
-    sums, dq, Sq, pitch, scale, D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
-):
-    # sums: [B * H, pitch, WIDTH], each tile of ROWS in the order in which _add writes it; dq: [B * H, Sq, D].
+    sums, dq, H, Sq, pitch, scale, stride_b, stride_h, stride_m,
+    D: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    # sums: [B, H, pitch, WIDTH], each tile of ROWS in the order in which _add writes it; dq: [B, H, Sq, D], strides in
+    # packs.
     blocks = tl.cdiv(Sq, ROWS)
     head = (tl.program_id(0) // blocks).to(tl.int64)
     first_row = tl.program_id(0) % blocks * ROWS
@@ -119,8 +124,8 @@ def attention_backward_v07_register_reduction_rounding_kernel(
     parts = tl.load(sums + at).reshape(WIDTH // 16, 2, 4, 8, 4, 2, 2)
     tile = parts.permute(2, 5, 3, 1, 0, 4, 6).reshape(ROWS, WIDTH)
     row, d = first_row + tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
-    place = (head * Sq + row) * D + d
-    tl.store(dq + place, (tile * scale).to(dq.dtype.element_ty), mask=(row < Sq) & (d < D))
+    packs = head // H * stride_b + head % H * stride_h + row.to(tl.int64) * stride_m
+    tl.store(dq + packs * PACK + d, (tile * scale).to(dq.dtype.element_ty), mask=(row < Sq) & (d < D))
 
 
 def attention_backward_v07_register_reduction(
@@ -139,8 +144,8 @@ def attention_backward_v07_register_reduction(
     """The gradients of q, k and v through ``attention``, of whose outputs dout and dlse are the gradients.
 
     dout, q, result: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], contiguous rows, bf16 or fp16; lse, dlse: fp32 [B, H, Sq],
-    contiguous, lse -inf where a row sees no key; out: dq, dk and dv, as q, k and v are, contiguous. Query i sees the
-    keys from i + band[0] to i + band[1]. Without them, the scale is 1 / sqrt(D), and it sees all.
+    contiguous, lse -inf where a row sees no key; out: dq, dk and dv, as q, k and v are. Query i sees the keys from
+    i + band[0] to i + band[1]. Without them, the scale is 1 / sqrt(D), and it sees all.
     """
     (B, H, Sq, D), (H_KV, Sk) = q.shape, k.shape[1:3]
     if B * H * Sq * Sk == 0:  # nothing that a descriptor could describe
@@ -159,10 +164,10 @@ def attention_backward_v07_register_reduction(
         tiles.describe("k", k, pairs.BLOCK_N.value),
         tiles.describe("v", v, pairs.BLOCK_N.value),
         pairs.describe_rows(lse2), pairs.describe_rows(delta),
-        sums, dk, dv, H, H // H_KV, Sq, Sk, pitch, factor, scale, *tiles.limits_of(band, Sq, Sk), D=D,
-        num_warps=pairs.NUM_WARPS,
+        sums, dk, dv, H, H // H_KV, Sq, Sk, pitch, factor, scale, *tiles.limits_of(band, Sq, Sk),
+        *strides_of(dk), *strides_of(dv), D=D, num_warps=pairs.NUM_WARPS,
     )  # fmt: skip
     rounding = attention_backward_v07_register_reduction_rounding_kernel
     rounding[(B * H * triton.cdiv(Sq, pairs.BLOCK_M.value),)](
-        sums, dq, Sq, pitch, scale, D=D, ROWS=pairs.BLOCK_M.value, WIDTH=sums.shape[3], num_warps=8
+        sums, dq, H, Sq, pitch, scale, *strides_of(dq), D=D, ROWS=pairs.BLOCK_M.value, WIDTH=sums.shape[3], num_warps=8
     )
