@@ -36,8 +36,11 @@ PROMISED_WHERE = [
     for arch, several in step.promises_where.items()
     for where in several
 ]
-# Where multiples of 16 bytes are known, this step leaves the call to the step before it.
-OWN_KERNEL = {("reduction_nd", "v06_dispatch"): "reduction_nd_v05_split_kernel"}
+# These steps leave the call to a step before them: where multiples of 16 bytes are known, and where Gluon serves it.
+OWN_KERNEL = {
+    ("reduction_nd", "v06_dispatch"): "reduction_nd_v05_split_kernel",
+    ("attention_backward", "v10_dispatch"): "attention_backward_v07_register_reduction_kernel",
+}
 WITHOUT_TENSOR_CORES = [
     (op.name, step.name)
     for op in OPS.values()

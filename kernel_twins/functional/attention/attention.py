@@ -88,9 +88,9 @@ def attention(
 
     The steps of "cuda" and "triton" are FlashAttention's tiled algorithms (Dao et al. 2022; Shah et al. 2024), which
     store no scores: the backward pass computes them again. It makes any of the three gradients without the others. All
-    results but q's gradient have the same bits in every call. That one has them by "triton"; by "cuda" with
-    ``deterministic=True``, which takes longer, and where PyTorch's deterministic algorithms are on and raise. There is
-    no forward mode, nor a gradient of the gradient.
+    results but q's gradient have the same bits in every call. That one has them with ``deterministic=True``, which
+    takes longer, and where PyTorch's deterministic algorithms are on and raise. There is no forward mode, nor a
+    gradient of the gradient.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
     sizes, "cuda" if there are none and under torch.compile. "auto" takes PyTorch for torch.func's derivatives and

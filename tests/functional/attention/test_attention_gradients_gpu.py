@@ -197,10 +197,14 @@ def test_an_expanded_gradient_of_the_result_is_not_copied(backend, layout) -> No
 
 @OURS
 @pytest.mark.parametrize("layout", ["tokens first", "packed", "pitched"])
-def test_gradients_lie_as_their_operands(backend, layout) -> None:
-    given = [LAYOUTS[layout](each) for each in operands()]
+@pytest.mark.parametrize("d", [40, 64, 120, 128])
+def test_gradients_lie_as_their_operands(backend, layout, d) -> None:
+    given = leaves_of([LAYOUTS[layout](each) for each in operands(d=d)])
+    dout = values(*given[0].shape, seed=5)
+    found = derived(backend, given, dout, causal=True)
+    assert_near(found, torch.autograd.grad(attend(*given, causal=True)[0], given, dout.double()))
     inner = layout != "pitched"
-    for each in derived(backend, given, values(*given[0].shape, seed=5), causal=True):
+    for each in found:
         assert (each.transpose(1, 2) if inner else each).is_contiguous()
 
 

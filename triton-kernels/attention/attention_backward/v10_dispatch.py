@@ -1,18 +1,21 @@
 """attention_backward v10_dispatch: heads up to 256, packed sequences, softcap, and only the gradients that are wanted.
 
-Change:   v02 again, with more to it. D above 128 has smaller tiles. Of packed sequences the grid has a slot for each
-          tile that there may be, and a program searches its sequence, as in attention's v14; its descriptors begin and
-          end with that sequence. Under a softcap the scores' gradients are multiplied by 1 - tanh^2. Gradients may have
-          strides, and what no gradient needs is not computed. With a causal mask, the heaviest tile of a head's queries
-          comes first, as the heaviest of its keys does anyway.
-Why:      sums of 128 keys and 256 columns, twice, would take every register. A descriptor fills with 0 what lies behind
-          its end, even where the tensor holds another sequence, or NaN, so that no row has to be cleared. dq has a
-          kernel of its own, whose sums are always added in the same order. With the light tiles last, no SM computes a
-          heavy one while the others are done.
-Counter:  time stays v02's where v02 serves the call.
+Change:   a call that v06 can serve is sent to it, where Gluon runs, and to v07, which has the same arguments, if D is
+          at most 64. All others take the kernels here, v02's with more to them. D above 128 has smaller tiles. Of
+          packed sequences the grid has a slot for each tile that there may be, and a program searches its sequence, as
+          in attention's v14; its descriptors begin and end with that sequence. Under a softcap the scores' gradients
+          are multiplied by 1 - tanh^2. Gradients may have strides, and what no gradient needs is not computed. With a
+          causal mask, the heaviest tile of a head's queries comes first, as the heaviest of its keys does anyway.
+Why:      v06 computes scores once, and has roles, which ordinary Triton cannot say. Half as wide a head halves the
+          products, but not the waits for a part of dq to leave: there v07's additions from registers are cheaper. Sums
+          of 128 keys and 256 columns, twice, would take every register. A descriptor fills with 0 what lies behind its
+          end, even where the tensor holds another sequence, or NaN, so that no row has to be cleared. dq has a kernel
+          of its own here, whose sums are always added in the same order: deterministic calls stay. With the light tiles
+          last, no SM computes a heavy one while the others are done.
+Counter:  time stays v06's or v07's where that serves the call.
 Requires: compute capability 9.0; addresses of dout, q, k and v, and their strides between batches, heads and rows, that
           are multiples of 16 bytes; rows of D contiguous elements, D a multiple of 8 up to 256; fewer than 2^31 tiles,
-          and fewer than 2^30 queries and keys in a tensor.
+          and fewer than 2^30 queries and keys in a tensor. Gluon is that of Triton 3.6, as for attention's v14.
 Source:   Dao et al., "FlashAttention" (arXiv:2205.14135); Dao, "FlashAttention-2" (arXiv:2307.08691); Gemma Team,
           "Gemma 2" (arXiv:2408.00118), for the softcap.
 Twin:     cuda-kernels/attention/attention_backward/v10_dispatch.cu
@@ -30,8 +33,9 @@ from torch import Tensor
 from kernel_twins._triton.attention.attention.mask import mask_of
 from kernel_twins._triton.attention.attention.packed_sequences import sequence_of
 from kernel_twins._triton.attention.attention.tanh import tanh
+from kernel_twins._triton.attention.attention_backward import routes
 from kernel_twins._triton.attention.attention_backward.delta import deltas
-from kernel_twins._triton.lib.device import scratch
+from kernel_twins._triton.lib.device import runs_gluon, scratch
 
 
 class Tiles(NamedTuple):
@@ -304,7 +308,7 @@ def attention_backward_v10_dispatch(
 
     dout, q, result: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], contiguous rows, bf16 or fp16, D a multiple of 8 up to 256;
     lse, dlse: fp32 [B, H, Sq], contiguous, lse -inf where a row sees no key; out: dq, dk and dv, as q, k and v are,
-    contiguous rows, or None where a gradient is not wanted. All are deterministic, whether that is asked for or not.
+    contiguous rows, or None where a gradient is not wanted. dk and dv are deterministic, dq is if that is asked for.
 
     scale, band, softcap, from_end, cu_seqlens_q and cu_seqlens_k are those of ``attention``. Tokens before the first
     sequence and behind the last are not read, and their gradients are 0.
@@ -328,6 +332,11 @@ def attention_backward_v10_dispatch(
                 f"its rows must start at such multiples: call {name}.contiguous()"
             )
         strides += pitches
+    if runs_gluon() and routes.is_for_gluon(q, out, cu_seqlens_q, softcap, deterministic):
+        shift = Sk - Sq if from_end else 0
+        limits = None if band is None else (band[0] + shift, band[1] + shift)
+        routes.gluon_step(D)(dout, q, k, v, result, lse, dlse, out=out, scale=scale, band=limits)
+        return
     N = len(cu_seqlens_q) - 1 if cu_seqlens_q is not None else B
     scale = D**-0.5 if scale is None else scale
     factor, inner = (scale, 0.0) if softcap is None else (softcap, scale / softcap)
