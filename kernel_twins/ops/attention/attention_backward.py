@@ -373,7 +373,8 @@ OP = Op(
             predictions=(
                 Prediction("time", "==", 0.97, relative=True, tolerance=0.03, backends=("cuda",)),
                 Prediction("time", "<=", 0.9, relative=True, case=_NARROW, backends=("cuda",)),
-                Prediction("time", "<=", 1.0, relative=True, backends=("triton",)),
+                Prediction("time", "==", 0.98, relative=True, tolerance=0.03, case=_FULL, backends=("triton",)),
+                Prediction("time", "==", 1.0, relative=True, tolerance=0.02, case=_NARROW, backends=("triton",)),
             ),
             arch="==9.0a",
             accepts=shared.copyable,
