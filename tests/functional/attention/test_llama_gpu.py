@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 import kernel_twins  # noqa: E402
 from tests.attention_on_gpu import OURS  # noqa: E402
@@ -26,7 +25,7 @@ def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, *, scaling:
     return out.transpose(1, 2), None
 
 
-def learned(attention: str, heads: int, backend: str = "") -> tuple[list[float], int]:
+def learned(transformers: Any, attention: str, heads: int, backend: str = "") -> tuple[list[float], int]:
     """The losses of STEPS steps, and the most memory that one more forward and backward pass needs."""
     gc.collect()  # optimizers of PyTorch hold the last model in a cycle
     torch.manual_seed(0)
@@ -58,10 +57,11 @@ def learned(attention: str, heads: int, backend: str = "") -> tuple[list[float],
 @pytest.mark.parametrize("heads", [8, 4])  # of 64 columns, or 128
 @OURS
 def test_a_small_llama_learns_as_with_pytorch(backend, heads) -> None:
+    transformers = pytest.importorskip("transformers")
     transformers.AttentionInterface.register("kernel_twins", attend)
     transformers.AttentionMaskInterface.register("kernel_twins", lambda *_, **__: None)
-    found, memory = learned("kernel_twins", heads, backend)
-    right, allowed = learned("sdpa", heads)
+    found, memory = learned(transformers, "kernel_twins", heads, backend)
+    right, allowed = learned(transformers, "sdpa", heads)
     assert right[-1] < right[0] - 0.3
     assert found == pytest.approx(right, rel=0.02)
     assert memory <= allowed * 1.01
