@@ -14,6 +14,6 @@ inline Queue queue_of(const AttentionArgs& args, const Problem& problem, int blo
   const int64_t bytes = args.Sk * args.D * 2 * size_of(args.dtype);  // of a head's keys and values
   Queue queue =
       queue_of_heads(*args.memory, args.B * args.H, args.Sq, block_m, problem.blocks_m, problem.group, bytes);
-  queue.last_first = keys_of(problem, problem.Sq - 1) > keys_of(problem, 0);
+  weigh(queue, keys_of(problem, 0), keys_of(problem, problem.Sq - 1));
   return queue;
 }

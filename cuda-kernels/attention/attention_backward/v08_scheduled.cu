@@ -248,7 +248,7 @@ void attention_backward_v08_scheduled(const AttentionBackwardArgs& args) {
       const int64_t bytes = problem.group * args.Sq * args.D * (2 * size_of(args.dtype) + sizeof(float));
       Queue queue =
           queue_of_heads(*args.memory, args.B * args.H_KV, args.Sk, BLOCK, cdiv(args.Sk, BLOCK), 1, bytes);
-      queue.last_first = queries_of_key(problem, problem.Sk - 1) > queries_of_key(problem, 0);
+      weigh(queue, queries_of_key(problem, 0), queries_of_key(problem, problem.Sk - 1));
       const auto kernel = attention_backward_v08_scheduled_kernel<T, WIDTH>;
       allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
       const int grid = std::min(queue.tiles, multiprocessor_count());

@@ -263,8 +263,8 @@ static void launch_wanted(const AttentionBackwardArgs& args) {
                           (WANTED.turns ? 0 : 4 * args.Sk * args.D * size_of(args.dtype));
     Queue queue = queue_of_heads(*args.memory, args.B * args.H_KV, args.Sk, BLOCK_N, blocks, 1, bytes);
     const int64_t see_first = queries_of_key(problem, 0), see_last = queries_of_key(problem, problem.Sk - 1);
-    queue.last_first = see_last > see_first;
     if (WANTED.turns && see_last != see_first) queue.section = std::min(2 * queue.section, queue.heads);
+    weigh(queue, see_first, see_last);
     const auto kernel = attention_backward_v10_dispatch_kernel<T, WIDTH, WANTED>;
     allow_shared_memory(kernel, sizeof(Shared<WIDTH>));
     const int grid = std::min(queue.tiles, multiprocessor_count());

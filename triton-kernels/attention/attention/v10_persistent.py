@@ -154,12 +154,10 @@ def _consume(
     tma.store_wait(0)  # shared memory ends with the program
 
 
-@gluon.jit(
-    do_not_specialize=["tile_count", "heads", "section", "last_first", "H", "group", "Sq", "Sk", "first", "last"]
-)
+@gluon.jit(do_not_specialize=queue.NUMBERS + ["H", "group", "Sq", "Sk", "first", "last"])
 def attention_v10_persistent_kernel(
-    q_desc, k_desc, v_desc, out_desc, lse, drawn, tile_count, heads, section, last_first, H, group, Sq, Sk, factor,
-    first, last, WIDTH: gl.constexpr, NEGATIVE: gl.constexpr,
+    q_desc, k_desc, v_desc, out_desc, lse, drawn, tile_count, heads, section, before, light, last_first, H, group,
+    Sq, Sk, factor, first, last, WIDTH: gl.constexpr, NEGATIVE: gl.constexpr,
 ):  # fmt: skip
     # q, out: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], lse: [B, H, Sq] contiguous; drawn: 0. Query i sees the keys from
     # i + first to i + last.
@@ -175,7 +173,7 @@ def attention_v10_persistent_kernel(
     values = rings.ring_of(v_desc, stages, CONSUMERS)
     hopper.fence_async_shared()  # before the copy engine counts bytes on the barriers
     band = (Sk, first, last)
-    order = (tile_count, heads, section, last_first)
+    order = (tile_count, heads, section, before, light, last_first)
     queries = (q_tiles, q_full, q_empty, numbers)
     gl.warp_specialize(
         [
@@ -210,8 +208,9 @@ def attention_v10_persistent(
         out[1].fill_(-math.inf)
         return
     factor, limits = tiles.factor_of(scale, D), tiles.limits_of(band, Sq, Sk)
-    order = queue.order_of(B * H, H // H_KV, Sq, Sk, D, limits, BLOCK_M.value)
-    attention_v10_persistent_kernel[(min(order[0], sm_count(q.device)),)](
+    programs = sm_count(q.device)
+    order = queue.order_of(B * H, H // H_KV, Sq, Sk, D, limits, BLOCK_M.value, programs)
+    attention_v10_persistent_kernel[(min(order[0], programs),)](
         tiles.describe("q", q, tiles.WARPGROUP_M.value),
         tiles.describe("k", k, BLOCK_N.value),
         tiles.describe("v", v, BLOCK_N.value),
