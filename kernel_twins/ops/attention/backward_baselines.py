@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 
 def differs(baseline: str, case: Case) -> str:
-    """Kernels hide keys before they scale scores, so that a negative scale makes inf of -inf."""
+    """Kernels hide keys before they scale scores, so that a negative scale makes inf of -inf.
+
+    FlexAttention rounds each row's sum of dout times out to 16 bits. That shows where a row has few keys: in fp16, or
+    among many rows.
+    """
+    if baseline == "compile" and case.get("mask") in ("causal", "top"):
+        many = math.prod(case.shape[:3]) > 10**4
+        return "a row's sum is rounded to 16 bits" if many or case.dtype == "fp16" else ""
     # cuDNN's causal kernel and FlexAttention scale first.
     hides = baseline in ("torch", "flash4") or (baseline == "cudnn" and not case.get("mask"))
     return "a negative scale makes NaN" if case.get("scale") == "neg" and hides else ""
@@ -149,6 +156,7 @@ def flex(
     pass, which is no default stream, so that later calls can be captured.
     """
     import torch
+    from torch._functorch import config  # torch does not import it before it compiles something
 
     _require("FlexAttention", q, dlse, starts, softcap)
     passes = _kept().setdefault(q, {})
@@ -157,7 +165,7 @@ def flex(
         current, stream = torch.cuda.current_stream(q.device), torch.cuda.Stream(q.device)
         stream.wait_stream(current)
         # Otherwise the graph could be used once: its gradient would be written into what the forward pass kept.
-        kept = torch._functorch.config.patch(donated_buffer=False)
+        kept = config.patch(donated_buffer=False)
         with torch.cuda.stream(stream), torch.enable_grad(), kept:
             passes[scale, band] = _flex(*leaves, out=None, scale=scale, band=band)[0], leaves
         current.wait_stream(stream)
