@@ -46,16 +46,7 @@ def test_right_results_pass(op: str, dtype: str) -> None:
             assert trial.refusal(trial.results(wrong.RIGHT)) == ""
 
 
-UNTRIED = pytest.mark.xfail(
-    reason="no GPU has tried all of them at full size: python -m tests.trials tests/records/wrong_kernels.csv --op "
-    "attention_backward",
-    strict=True,
-)
-
-
-@pytest.mark.parametrize(
-    ("op", "dtype"), [pytest.param(*cell, marks=UNTRIED if cell[0] == "attention_backward" else ()) for cell in CELLS]
-)
+@pytest.mark.parametrize(("op", "dtype"), CELLS)
 def test_all_were_refused_at_full_size(op: str, dtype: str) -> None:
     """As the committed table has it (tests/trials.py), whose last column names the GPU."""
     table = pd.read_csv(RECORDED)
