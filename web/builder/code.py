@@ -1,0 +1,55 @@
+"""Code in colours, whole and as what changed: lines of HTML, made once for each file."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from markupsafe import Markup
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+
+_LEXERS = {".cu": "cuda", ".cuh": "cuda", ".h": "cuda", ".py": "python"}
+_CONTEXT = 3  # lines that stay around a change
+
+Kind = Literal["same", "new", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a diff: its number in the file that has it, and its code."""
+
+    kind: Kind
+    number: int
+    code: Markup
+
+
+@functools.cache
+def lines(path: Path) -> tuple[Markup, ...]:
+    """A file's lines. A token that goes over several lines is coloured in each."""
+    lexer = get_lexer_by_name(_LEXERS[path.suffix], stripnl=False, ensurenl=False)
+    html = highlight(path.read_text(), lexer, HtmlFormatter(nowrap=True))
+    return tuple(map(Markup, html.rstrip("\n").split("\n")))
+
+
+def hunks(old: Path | None, new: Path) -> list[list[Line]]:
+    """What a step changes of the one before, in runs of lines with some around them; without one, nothing."""
+    if old is None:
+        return []
+    before, after = (path.read_text().splitlines() for path in (old, new))
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    return [
+        [line for tag, *span in group for line in _lines(tag, *span, old, new)]
+        for group in matcher.get_grouped_opcodes(_CONTEXT)
+    ]
+
+
+def _lines(tag: str, i: int, i_end: int, j: int, j_end: int, old: Path, new: Path) -> list[Line]:
+    if tag == "equal":
+        return [Line("same", n + 1, lines(new)[n]) for n in range(j, j_end)]
+    gone = [Line("gone", n + 1, lines(old)[n]) for n in range(i, i_end)]
+    return [*gone, *(Line("new", n + 1, lines(new)[n]) for n in range(j, j_end))]
