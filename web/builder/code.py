@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from markupsafe import Markup
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
+from markupsafe import Markup, escape
 from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Keyword, Number, String, _TokenType
 
 _LEXERS = {".cu": "cuda", ".cuh": "cuda", ".h": "cuda", ".py": "python"}
+_COLOURS = {Comment: "c", Keyword: "k", String: "s", Number: "m"}  # names and signs have that of the text
 _CONTEXT = 3  # lines that stay around a change
 
 Kind = Literal["same", "new", "gone"]
@@ -31,9 +31,17 @@ class Line:
 @functools.cache
 def lines(path: Path) -> tuple[Markup, ...]:
     """A file's lines. A token that goes over several lines is coloured in each."""
-    lexer = get_lexer_by_name(_LEXERS[path.suffix], stripnl=False, ensurenl=False)
-    html = highlight(path.read_text(), lexer, HtmlFormatter(nowrap=True))
-    return tuple(map(Markup, html.rstrip("\n").split("\n")))
+    found = [Markup()]
+    for token, text in get_lexer_by_name(_LEXERS[path.suffix], stripnl=False).get_tokens(path.read_text()):
+        first, *others = (_coloured(token, part) for part in text.split("\n"))
+        found[-1] += first
+        found += others
+    return tuple(found[:-1])
+
+
+def _coloured(token: _TokenType, text: str) -> Markup:
+    colour = next((colour for kind, colour in _COLOURS.items() if token in kind), "")
+    return Markup('<i class="{}">{}</i>').format(colour, text) if colour and text else escape(text)
 
 
 def hunks(old: Path | None, new: Path) -> list[list[Line]]:

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import jinja2
-from pygments.formatters import HtmlFormatter
 
 from builder import board, ladders, prose
 from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
@@ -15,7 +14,6 @@ from kernel_twins.report.meaning import analysis
 from kernel_twins.report.rows.base import DATA
 
 WEB = Path(__file__).resolve().parents[1]
-_STYLES = {"light": "default", "dark": "github-dark"}
 
 
 def build(folder: Path) -> list[Path]:
@@ -24,7 +22,6 @@ def build(folder: Path) -> list[Path]:
     (folder / "ladders").mkdir(parents=True)
     for asset in (*(WEB / "lib").glob("*.*"), *(WEB / "lib" / "widgets").glob("*.js")):
         shutil.copyfile(asset, folder / asset.name)
-    (folder / "code.css").write_text(_code_css())
     gpu = gpu_slug(REFERENCE_GPU)
     measured = analysis.load(gpu, DATA / gpu)
     render = _Renderer(folder, f"Measured on an {REFERENCE_GPU}.")
@@ -56,8 +53,3 @@ class _Renderer:
         )
         (self.folder / place).write_text(page)
 
-
-def _code_css() -> str:
-    """Colours of code in both themes."""
-    light, dark = (HtmlFormatter(style=_STYLES[theme]).get_style_defs(["pre", "code"]) for theme in ("light", "dark"))
-    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
