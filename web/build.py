@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -10,17 +11,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "web")]
 
-from builder import pages  # noqa: E402
+from builder.pages import PAGES  # noqa: E402
+from builder.site import Site  # noqa: E402
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the site from the committed measurements; needs no GPU.")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="a folder that is made anew")
+    parser.add_argument("--only", choices=sorted(PAGES), metavar="PAGE", nargs="+", help=f"of {', '.join(PAGES)}")
     asked = parser.parse_args()
     began = time.monotonic()
-    written = pages.build(asked.out)
-    size = sum(each.stat().st_size for each in asked.out.rglob("*") if each.is_file())
-    print(f"{len(written)} pages, {size / 1e6:.1f} MB, {time.monotonic() - began:.0f} s: {asked.out}/ladders/index.html")
+    if not asked.only:
+        shutil.rmtree(asked.out, ignore_errors=True)
+    site = Site(asked.out)
+    for name, write in PAGES.items():
+        if asked.only is None or name in asked.only:
+            write(site)
+    files = [each for each in asked.out.rglob("*") if each.is_file()]
+    pages, size = sum(each.suffix == ".html" for each in files), sum(each.stat().st_size for each in files)
+    print(f"{asked.out / 'index.html'}: {pages} pages, {size / 1e6:.1f} MB, in {time.monotonic() - began:.0f} s")
     return 0
 
 

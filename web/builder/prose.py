@@ -8,12 +8,13 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
+from builder import places
 from kernel_twins.report.rows.base import ROOT
 
 _STEP = re.compile(r"^## (v\d\d_\w+): .*$", re.MULTILINE)
 _MARKED = re.compile(r"<!-- ([\w:]+):begin -->\n.*?<!-- \1:end -->", re.DOTALL)
 _DRAWING = re.compile(r"^!\[[^\]]*\]\(drawings/([\w-]+)\.svg\)$", re.MULTILINE)
-_LINK = re.compile(r'href="(?!https?://|#)([^"#]*)(#[^"]*)?"')
+_LINK = re.compile(r'<a href="(?!https?://)([^"]*)">(.*?)</a>', re.DOTALL)
 
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
 
@@ -34,18 +35,22 @@ def drawings(text: str) -> list[str]:
     return _DRAWING.findall(text)
 
 
-def html(text: str, page: Path) -> Markup:
-    """Markdown of ``page`` as HTML. Links to files that the site has no page for lead to the repository's."""
-    return Markup(_LINK.sub(lambda link: _target(link, page), _MARKDOWN.render(_DRAWING.sub("", text))))
+def html(text: str, page: Path, root: str = "../") -> Markup:
+    """Markdown of the file ``page`` as HTML, whose links lead to the site's pages.
+
+    ``root`` is the way from the page to the site's root. A link to a file without a page becomes its name.
+    """
+    place = places.page(page) or ""
+    return Markup(_LINK.sub(lambda link: _link(link, page, place, root), _MARKDOWN.render(_DRAWING.sub("", text))))
 
 
-def _target(link: re.Match[str], page: Path) -> str:
-    path = (page.parent / link[1]).resolve()
-    relative = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else link[1]
-    return f'href="{REPOSITORY}{relative}{link[2] or ""}"'
-
-
-REPOSITORY = "../../../"  # build/site/ladders/ lies three folders deep in a checkout
+def _link(link: re.Match[str], page: Path, place: str, root: str) -> str:
+    path, _, anchor = link[1].partition("#")
+    target = places.page((page.parent / path).resolve()) if path else place
+    if target is None:
+        return link[2]
+    where = "" if target == place else f"{root}{target}"
+    return f'<a href="{where}{"#" + places.fragment(target, anchor) if anchor else ""}">{link[2]}</a>'
 
 
 def inline(text: str) -> Markup:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from builder import numbers
-from builder.ladders import TITLES
+from builder.rungs import TITLES
+from builder.site import Site
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.spec import BACKENDS, Backend
@@ -30,6 +31,11 @@ class Contest:
     shown: Markup
     verdict: str
     stale: bool
+
+
+def write(site: Site) -> None:
+    rows = list(contests(site.measured))
+    site.page("scoreboard.html", "scoreboard.html.j2", "Scoreboard", scripts=["scoreboard.js"], contests=rows)
 
 
 def contests(measured: Iterable[Results]) -> Iterator[Contest]:

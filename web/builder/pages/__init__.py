@@ -1,0 +1,14 @@
+"""The pages. Each module writes its own through a ``Site``, and is named here once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from builder.pages import ladders, scoreboard
+from builder.site import Site
+
+# By the name that ``build.py --only`` takes.
+PAGES: dict[str, Callable[[Site], None]] = {
+    "ladders": ladders.write,
+    "scoreboard": scoreboard.write,
+}

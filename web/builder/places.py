@@ -1,0 +1,41 @@
+"""Where files of the repository lie on the site, and links between them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kernel_twins import OPS
+from kernel_twins.report.rows.base import ROOT
+
+_STEP = re.compile(r"(v\d\d_\w+).*")
+_SOURCES = {".cu", ".cuh", ".h", ".cpp", ".py"}
+
+
+def page(path: Path) -> str | None:
+    """The page of a file, as a path from the site's root; None where it has none."""
+    if not path.is_relative_to(ROOT) or not path.is_file():
+        return None
+    relative, stem = path.relative_to(ROOT).as_posix(), path.stem
+    if relative == "README.md":
+        return "index.html"
+    if relative == "KERNEL_LOG.md":
+        return "log/index.html"
+    if path.parent == ROOT / "docs" / "log" and path.suffix == ".md":
+        return f"log/{stem}.html"
+    if path.parent == ROOT / "docs" and path.suffix == ".md":
+        return f"ladders/{stem}.html" if stem in OPS else _DOCUMENTS.get(stem, f"docs/{stem}.html")
+    return f"source/{relative}.html" if path.suffix in _SOURCES and _is_kernel(relative) else None
+
+
+_DOCUMENTS = {"glossary": "glossary.html", "README": "docs/index.html"}
+
+
+def _is_kernel(relative: str) -> bool:
+    return relative.startswith(("cuda-kernels/", "triton-kernels/"))
+
+
+def fragment(place: str, anchor: str) -> str:
+    """An anchor of Markdown as the site has it: on a ladder's page a step is named as its file is."""
+    step = _STEP.fullmatch(anchor)
+    return step[1] if step and place.startswith("ladders/") else anchor

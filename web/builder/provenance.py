@@ -1,0 +1,56 @@
+"""Numbers back to rows: a source, as ``<data data-src>`` names it, to the value that the committed data give.
+
+A source is ``TABLE#KEY``. TABLE is a file of the GPU's folder; KEY names a cell, in the table's own words. The kind of
+a table is its name without the operation: ``timings.csv`` for ``softmax.timings.csv``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from builder.site import Site
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.spec import Case, Name
+
+
+def value(site: Site, source: str) -> float:
+    """What the rows say; LookupError where there is none."""
+    table, _, key = source.partition("#")
+    for suffix, resolve in RESOLVERS.items():
+        if table == suffix or table.endswith(f".{suffix}"):
+            return resolve(site, table.removesuffix(suffix).rstrip("."), key)
+    raise LookupError(f"{source}: no table of this name is known; known are {', '.join(RESOLVERS)}")
+
+
+def _cell(site: Site, op: str, key: str) -> float:
+    """``CASE/BACKEND/STEP/QUANTITY``, or ``CASE/BACKEND/STEP|BACKEND/STEP/ratio``."""
+    results = next(each for each in site.measured if each.op.name == op)
+    slug, _, rest = key.partition("/")
+    case = _case(results, slug)
+    call, _, quantity = rest.rpartition("/")
+    if quantity == "ratio":
+        ours, theirs = (_name(each) for each in call.split("|"))
+        found = results.ratio(case, ours, theirs)
+        if found is None:
+            raise LookupError(f"no run timed both of {call} at {slug}")
+        return found.value
+    known = results.quantities(_name(call), case)[quantity]
+    if known is None:
+        raise LookupError(f"{quantity} of {call} was not measured at {slug}")
+    return known
+
+
+def _case(results: Results, slug: str) -> Case:
+    return next(case for case in results.op.timed_cases if case.slug == slug)
+
+
+def _name(call: str) -> Name:
+    backend, step = call.split("/")
+    return Name(backend, None if step == "-" else step)
+
+
+# A page that shows numbers of another table adds it here.
+RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
+    "timings.csv": _cell,
+    "counters.csv": _cell,
+}

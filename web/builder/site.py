@@ -1,0 +1,88 @@
+"""What every page is written through: the measurements, the templates, and the folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import jinja2
+
+from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
+from kernel_twins.report.meaning import analysis
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.rows.base import DATA
+
+WEB = Path(__file__).resolve().parents[1]
+
+# What the head of every page leads to: title and place, in reading order.
+NAVIGATION = (
+    ("Ladders", "ladders/index.html"),
+    ("Scoreboard", "scoreboard.html"),
+    ("Compare", "compare.html"),
+    ("Compiler", "compiler.html"),
+    ("Survey", "survey.html"),
+    ("Method", "method.html"),
+    ("Interview", "interview.html"),
+    ("Glossary", "glossary.html"),
+)
+
+
+class Site:
+    """The site as it is being written into ``folder``, with what was measured on the reference GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.gpu = gpu_slug(REFERENCE_GPU)
+        self.data = DATA / self.gpu
+        self.measured: list[Results] = analysis.load(self.gpu, self.data)
+        self._environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(WEB / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        for asset in (*(WEB / "lib").glob("*.*"), *(WEB / "lib" / "widgets").glob("*.js")):
+            self._copy(asset, asset.name)
+        for library in (WEB / "vendor").glob("*.js"):
+            self._copy(library, f"vendor/{library.name}")
+
+    def page(
+        self,
+        place: str,
+        template: str,
+        title: str,
+        *,
+        about: str = "",
+        scripts: Sequence[str] = (),
+        styles: Sequence[str] = (),
+        **given: object,
+    ) -> None:
+        """Write a page. ``about`` is its description; ``scripts`` are loaded in their order, ``styles`` after kt.css."""
+        page = self._environment.get_template(template).render(
+            title=title,
+            about=about,
+            place=place,
+            root="../" * place.count("/"),
+            navigation=NAVIGATION,
+            scripts=scripts,
+            styles=styles,
+            origin=f"Measured on an {REFERENCE_GPU}.",
+            **given,
+        )
+        self._file(place).write_text(page)
+
+    def payload(self, name: str, value: object) -> None:
+        """Write data that a page loads on demand, by ``KT.load(name)``: a script, as a page on disk cannot fetch."""
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        self._file(f"data/{name}.js").write_text(f"KT.put({json.dumps(name)},{text});\n")
+
+    def _copy(self, source: Path, place: str) -> None:
+        shutil.copyfile(source, self._file(place))
+
+    def _file(self, place: str) -> Path:
+        path = self.folder / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
