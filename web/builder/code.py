@@ -51,13 +51,13 @@ def hunks(old: Path | None, new: Path) -> list[list[Line]]:
     before, after = (path.read_text().splitlines() for path in (old, new))
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     return [
-        [line for tag, *span in group for line in _lines(tag, *span, old, new)]
+        [line for tag, i, i_end, j, j_end in group for line in _lines(tag, range(i, i_end), range(j, j_end), old, new)]
         for group in matcher.get_grouped_opcodes(_CONTEXT)
     ]
 
 
-def _lines(tag: str, i: int, i_end: int, j: int, j_end: int, old: Path, new: Path) -> list[Line]:
+def _lines(tag: str, left: range, right: range, old: Path, new: Path) -> list[Line]:
     if tag == "equal":
-        return [Line("same", n + 1, lines(new)[n]) for n in range(j, j_end)]
-    gone = [Line("gone", n + 1, lines(old)[n]) for n in range(i, i_end)]
-    return [*gone, *(Line("new", n + 1, lines(new)[n]) for n in range(j, j_end))]
+        return [Line("same", n + 1, lines(new)[n]) for n in right]
+    gone = [Line("gone", n + 1, lines(old)[n]) for n in left]
+    return [*gone, *(Line("new", n + 1, lines(new)[n]) for n in right)]

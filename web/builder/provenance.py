@@ -46,7 +46,7 @@ def _case(results: Results, slug: str) -> Case:
 
 def _name(call: str) -> Name:
     backend, step = call.split("/")
-    return Name(backend, None if step == "-" else step)
+    return Name(backend) if step == "-" else Name(backend, step)
 
 
 # A page that shows numbers of another table adds it here.

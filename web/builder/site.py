@@ -60,7 +60,7 @@ class Site:
         styles: Sequence[str] = (),
         **given: object,
     ) -> None:
-        """Write a page. ``about`` is its description; ``scripts`` are loaded in their order, ``styles`` after kt.css."""
+        """Write a page. ``about`` is its description; ``scripts`` load in their order, ``styles`` after kt.css."""
         page = self._environment.get_template(template).render(
             title=title,
             about=about,
