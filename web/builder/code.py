@@ -40,8 +40,13 @@ def lines(path: Path) -> tuple[Markup, ...]:
 
 
 def _coloured(token: _TokenType, text: str) -> Markup:
-    colour = next((colour for kind, colour in _COLOURS.items() if token in kind), "")
+    colour = _colour(token)
     return Markup('<i class="{}">{}</i>').format(colour, text) if colour and text else escape(text)
+
+
+@functools.cache
+def _colour(token: _TokenType) -> str:
+    return next((colour for kind, colour in _COLOURS.items() if kind in token.split()), "")
 
 
 def hunks(old: Path | None, new: Path) -> list[list[Line]]:
