@@ -46,7 +46,7 @@ class Site:
         )
         for asset in (*(WEB / "lib").glob("*.*"), *(WEB / "lib" / "widgets").glob("*.js")):
             self._copy(asset, asset.name)
-        for library in (WEB / "vendor").glob("*.js"):
+        for library in (*(WEB / "vendor").glob("*.js"), *(WEB / "vendor").glob("*.LICENSE")):
             self._copy(library, f"vendor/{library.name}")
 
     def page(
