@@ -1,4 +1,5 @@
-# make            set up, build, then the main job
+# make            set up, build, the main job, then the site
+# make site       build/site/, which opens from disk; make site-open: show it; make vendor: fetch its libraries anew
 # make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
 # make portability  grids that the tests thin out
 # make help       these lines
@@ -32,9 +33,10 @@ EXAMPLES := $(shell find tests/fixtures -name '*.cu' -o -name '*.h' -o -name '*.
 BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py) \
 	$(wildcard kernel_twins/spec/*.py) setup.py
 
-.PHONY: all build test portability lint format clean help FORCE
+.PHONY: all build test portability lint format site site-open vendor clean help FORCE
 all: build
 	$(RUN) profiling/ncu_report.py
+	$(RUN) web/build.py
 
 # Modules are compiled when they are imported, which few of torch's are.
 .venv/.installed: requirements.txt
@@ -72,6 +74,16 @@ format: $(ENVIRONMENT)
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 	$(CLANG_FORMAT) -i $(CUDA_SOURCES) $(EXAMPLES)
+
+# From committed measurements alone: no GPU, and nothing compiled.
+site: $(ENVIRONMENT)
+	$(RUN) web/build.py
+
+site-open: site
+	$(RUN) -m webbrowser -t 'file://$(CURDIR)/build/site/index.html'
+
+vendor: $(ENVIRONMENT)
+	$(RUN) web/vendor.py
 
 clean:
 	rm -rf build dist kernel_twins/_C*.so kernel_twins/_ladder*.so compile_commands.json *.egg-info

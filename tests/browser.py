@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
-needed = pytest.mark.skipif(_CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+needed = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
 
 def dom(page: Path, width: int, height: int) -> str:
     """The page's document, in a window of so many pixels; what the browser keeps lies beside the page."""
-    assert _CHROMIUM
+    assert CHROMIUM
     quiet = ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    command = [_CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--window-size={width},{height}"]
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *quiet, f"--window-size={width},{height}"]
     command += [f"--user-data-dir={page.parent / 'profile'}", "--dump-dom", page.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout

@@ -20,7 +20,7 @@ from kernel_twins.ops import OPS
 
 FOLDERS = (
     "build_support", "cuda-kernels", "docs", "hardware-survey", "kernel_twins", "profiling", "tests",
-    "triton-kernels",
+    "triton-kernels", "web",
 )  # fmt: skip
 FILES = (
     "CONTRIBUTING.md", "KERNEL_LOG.md", "LICENSE", "Makefile", "README.md", "pyproject.toml", "requirements.txt",

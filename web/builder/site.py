@@ -30,12 +30,15 @@ NAVIGATION = (
 
 
 class Site:
-    """The site as it is being written into ``folder``, with what was measured on the reference GPU."""
+    """The site as it is being written into ``folder``, with what was measured on the reference GPU.
 
-    def __init__(self, folder: Path) -> None:
+    ``data`` has a folder of tables for each GPU, as profiling/data has.
+    """
+
+    def __init__(self, folder: Path, data: Path = DATA) -> None:
         self.folder = folder
         self.gpu = gpu_slug(REFERENCE_GPU)
-        self.data = DATA / self.gpu
+        self.data = data / self.gpu
         self.measured: list[Results] = analysis.load(self.gpu, self.data)
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(WEB / "templates"),

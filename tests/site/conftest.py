@@ -1,0 +1,100 @@
+"""The site as it is built from this tree: once a run, however many processes run tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser import CHROMIUM
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+    from builder.site import Site
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Laid before all other modules: the build finds neither torch nor Triton, and no network.
+_HIDDEN = {
+    "torch.py": "raise ImportError('hidden: the site is built without it')\n",
+    "triton.py": "raise ImportError('hidden: the site is built without it')\n",
+    "sitecustomize.py": "import sys\n"
+    "def refuse(event, arguments):\n"
+    "    if event in ('socket.connect', 'socket.getaddrinfo', 'socket.sendto'):\n"
+    "        raise ConnectionError(f'the site is built without a network, but {event} {arguments}')\n"
+    "sys.addaudithook(refuse)\n",
+}
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run, which all its processes have."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def _once(folder: Path, make: Callable[[], None]) -> Path:
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            make()
+    return folder
+
+
+def _build(folder: Path, **environment: str) -> None:
+    half = folder.with_suffix(".half")  # a build that fails leaves no site
+    command = [sys.executable, str(ROOT / "web" / "build.py"), "--out", str(half)]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    half.rename(folder)
+
+
+@pytest.fixture(scope="session")
+def site(shared: Path) -> Path:
+    """The built site."""
+    pytest.importorskip("jinja2")
+    return _once(shared / "site", lambda: _build(shared / "site"))
+
+
+@pytest.fixture(scope="session")
+def site_anew(shared: Path) -> Path:
+    """The site, built a second time: without torch, Triton and network, with strings hashed otherwise."""
+    pytest.importorskip("jinja2")
+
+    def make() -> None:
+        hidden = shared / "hidden"
+        hidden.mkdir()
+        for name, text in _HIDDEN.items():
+            (hidden / name).write_text(text)
+        _build(shared / "anew", PYTHONPATH=str(hidden), PYTHONHASHSEED="1")
+
+    return _once(shared / "anew", make)
+
+
+@pytest.fixture(scope="session")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """What resolves numbers: the committed rows."""
+    pytest.importorskip("jinja2")
+    from builder.site import Site
+
+    return Site(tmp_path_factory.mktemp("committed"))
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Chromium, once a process; without one tests are skipped, but in CI."""
+    if not CHROMIUM:
+        stop = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        stop("needs Chromium: apt-get install chromium")
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield started
+        started.close()

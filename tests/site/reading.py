@@ -1,0 +1,88 @@
+"""Pages as their markup has them: names, links, what is loaded, and numbers."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+# Elements that load what an attribute names. Others, such as links, lead there when a reader chooses.
+_LOADING = {
+    "script": ("src",), "link": ("href",), "img": ("src", "srcset"), "source": ("src", "srcset"), "iframe": ("src",),
+    "embed": ("src",), "object": ("data",), "video": ("src", "poster"), "audio": ("src",), "track": ("src",),
+    "input": ("src",), "use": ("href", "xlink:href"), "image": ("href", "xlink:href"), "base": ("href",),
+    "form": ("action",),
+}  # fmt: skip
+_STYLED = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Number:
+    """A ``<data>`` element: its value and source, and what a reader sees."""
+
+    value: str
+    source: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the checks ask of a page."""
+
+    ids: tuple[str, ...]
+    links: tuple[str, ...]
+    loads: tuple[str, ...]
+    numbers: tuple[Number, ...]
+
+
+def pages(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.html"))
+
+
+@functools.cache
+def read(path: Path) -> Page:
+    reader = _Reader()
+    reader.feed(path.read_text())
+    reader.close()
+    return Page(tuple(reader.ids), tuple(reader.links), tuple(reader.loads), tuple(reader.numbers))
+
+
+def styled(style: str) -> list[str]:
+    """What a style sheet loads."""
+    return [url or imported for url, imported in _STYLED.findall(style)]
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.numbers: list[Number] = []
+        self._number: tuple[str, str] | None = None
+        self._text = ""
+        self._in_style = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {key: value or "" for key, value in attrs}
+        self.ids += [given["id"]] if "id" in given else []
+        self.links += [given["href"]] if tag in ("a", "area") and "href" in given else []
+        self.loads += [given[key] for key in _LOADING.get(tag, ()) if key in given]
+        self.loads += styled(given.get("style", ""))
+        if tag == "data":
+            self._number, self._text = (given.get("value", ""), given.get("data-src", "")), ""
+        self._in_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "data" and self._number:
+            self.numbers.append(Number(*self._number, self._text))
+            self._number = None
+        self._in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if self._number:
+            self._text += data
+        if self._in_style:
+            self.loads += styled(data)

@@ -1,0 +1,85 @@
+"""Every page, opened from disk in Chromium: in both themes, wide and narrow, by keyboard, and without JavaScript."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.site import browsing, reading
+from tests.site.browsing import NARROW, WIDE
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PARTS = 8  # so that processes share the pages
+SAMPLED = 40  # a folder with more pages, which one template writes, is tried in a few of them
+
+Check = Callable[["Page"], list[str]]
+
+
+def tried(site: Path, part: int) -> list[Path]:
+    """The part's pages: all, but of a large folder the first, the last and the largest."""
+    chosen: list[Path] = []
+    for _, group in itertools.groupby(reading.pages(site), key=lambda page: page.relative_to(site).parts[:-1][:1]):
+        pages = list(group)
+        largest = max(pages, key=lambda page: page.stat().st_size)
+        chosen += pages if len(pages) <= SAMPLED else sorted({pages[0], largest, pages[-1]})
+    return chosen[part::PARTS]
+
+
+def faults(site: Path, path: Path, page: Page, heard: list[str], *checks: Check) -> Iterator[str]:
+    for check in checks:
+        yield from (f"{path.relative_to(site)}: {fault}" for fault in check(page))
+    yield from (f"{path.relative_to(site)}: {fault}" for fault in heard)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_page_in_a_wide_window(part: int, site: Path, browser: Browser) -> None:
+    found: list[str] = []
+    with browser.new_context(viewport=WIDE, color_scheme="light") as context:
+        for path in tried(site, part):
+            with browsing.visit(context, path) as (page, heard):
+                checks = (browsing.structure, browsing.overflow, browsing.unreachable)
+                found += faults(site, path, page, heard, *checks, browsing.inaccessible, in_the_dark)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_page_in_a_narrow_window(part: int, site: Path, browser: Browser) -> None:
+    found: list[str] = []
+    with browser.new_context(viewport=NARROW, color_scheme="dark") as context:
+        for path in tried(site, part):
+            with browsing.visit(context, path) as (page, heard):
+                found += faults(site, path, page, heard, browsing.overflow, in_a_narrow_window)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_page_without_javascript(part: int, site: Path, browser: Browser) -> None:
+    found: list[str] = []
+    with browser.new_context(viewport=NARROW, java_script_enabled=False) as context:
+        for path in tried(site, part):
+            with browsing.visit(context, path) as (page, heard):
+                found += faults(site, path, page, heard, browsing.structure, browsing.overflow, browsing.scriptless)
+    assert not found, "\n".join(found)
+
+
+def test_the_front_page_is_printed_on_one_sheet(site: Path, browser: Browser) -> None:
+    with browser.new_context() as context, browsing.visit(context, site / "index.html") as (page, _):
+        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4"))) == 1
+
+
+def in_a_narrow_window(page: Page) -> list[str]:
+    return browsing.inaccessible(page, contrast=False)
+
+
+def in_the_dark(page: Page) -> list[str]:
+    page.emulate_media(color_scheme="dark")
+    found = browsing.inaccessible(page, only_contrast=True)
+    page.emulate_media(color_scheme="light")
+    return [f"dark: {fault}" for fault in found]
