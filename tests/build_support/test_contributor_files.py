@@ -64,6 +64,18 @@ def test_the_workflow_runs_what_anybody_can_run() -> None:
     assert (ROOT / ".ci" / "run").is_file()
 
 
+def test_the_site_is_published_by_what_it_needs_alone() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [*project["dependencies"], *project["optional-dependencies"]["site"]]
+    steps = parsed((ROOT / ".github" / "workflows" / "pages.yml").read_text())["jobs"]["build"]["steps"]
+    install, build = (step["run"] for step in steps if "run" in step)
+    assert install.split() == [
+        *["python", "-m", "pip", "install", "-c", "requirements.txt"],
+        *(re.match(r"[\w-]+", name)[0] for name in needed),  # type: ignore[index]
+    ]
+    assert build == "make site NO_VENV=1 PYTHON=python"
+
+
 def test_the_citation_is_of_this_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = parsed((ROOT / "CITATION.cff").read_text())

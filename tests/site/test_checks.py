@@ -56,7 +56,7 @@ def test_a_sound_page_has_no_fault(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (("End", "End</b>"), "index.html:6: unexpected-end-tag"),
+        (("End", "End</b>"), "index.html:5: unexpected-end-tag"),
         (("<footer>", '<footer id="text">'), "id text 2 times"),
         (('href="index.html#text"', 'href="gone.html"'), "leads to gone.html, which is no file"),
         (('href="index.html#text"', 'href="."'), "leads to ., which is no file"),

@@ -22,3 +22,21 @@ const KT = {
 
   root: document.querySelector("link[rel=stylesheet]").getAttribute("href").replace(/kt\.css$/, ""),
 };
+
+// Hovering over a number, or focusing what it stands in, tells its row and the run that measured it.
+async function tell(number) {
+  const source = number.dataset.src;
+  number.title = source;
+  const [, op, call] = /^(\w+)\.(?:timings|counters)\.csv#([^/]+\/[^/|]+\/[^/|]+)/.exec(source) ?? [];
+  if (!op) return;
+  const { told, of } = await KT.load("runs");
+  number.title = `${source}\n${told[of[op][call] ?? of[op][""]]}`;
+}
+
+addEventListener("pointerover", ({ target }) => {
+  const number = target.closest("data[data-src]:not([title])");
+  if (number) tell(number);
+});
+addEventListener("focusin", ({ target }) => {
+  target.querySelectorAll("data[data-src]:not([title])").forEach(tell);
+});

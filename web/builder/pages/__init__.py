@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from builder.pages import ladders, scoreboard
+from builder.pages import ladders, runs, scoreboard
 from builder.site import Site
 
 # By the name that ``build.py --only`` takes.
 PAGES: dict[str, Callable[[Site], None]] = {
     "ladders": ladders.write,
     "scoreboard": scoreboard.write,
+    "runs": runs.write,
 }
