@@ -75,13 +75,12 @@ def test_the_front_page_is_printed_on_one_sheet(site: Path, browser: Browser) ->
 
 
 def test_pointing_at_a_number_tells_its_row_and_its_run(site: Path, browser: Browser) -> None:
-    with browser.new_context(viewport=WIDE) as context:
-        with browsing.visit(context, site / "scoreboard.html") as (page, heard):
-            number = page.locator('data[data-src*=".timings.csv"]:visible').first
-            number.hover()
-            page.wait_for_function("document.querySelector('data[title]')?.title.includes('driver')")
-            told = number.get_attribute("title") or ""
-            assert not heard
+    with browser.new_context() as context, browsing.visit(context, site / "scoreboard.html") as (page, heard):
+        number = page.locator('data[data-src*=".timings.csv"]:visible').first
+        number.hover()
+        page.wait_for_function("document.querySelector('data[title]')?.title.includes('driver')")
+        told = number.get_attribute("title") or ""
+        assert not heard
     assert re.fullmatch(r"(\w+)\.timings\.csv#\S+\nNVIDIA H100 .*, driver [\d.]+, \d{4}-\d\d-\d\d \(run \S+\)", told)
 
 
