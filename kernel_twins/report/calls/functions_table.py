@@ -18,7 +18,7 @@ from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.report.calls import functions_code
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.meaning import write
-from kernel_twins.report.meaning.verdict import paired_ratio
+from kernel_twins.report.meaning.verdict import Ratio, paired_ratio
 from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import InvalidDataError
 from kernel_twins.report.rows.recorded import median_us, times_us
@@ -33,15 +33,16 @@ COLUMNS = [
 LEAST_ROUNDS = 20
 TITLES = {"torch": "PyTorch", "compiled": "torch.compile", "cuda": "CUDA", "triton": "Triton", "auto": "auto"}
 
-# What stands beside each other: each kind's backends in the order of the columns, and what each is compared with.
 _ON_GPU = {"torch": (), "compiled": ("torch",), "cuda": ("torch", "compiled"), "triton": ("torch", "compiled")}
-_COLUMNS: dict[str, dict[str, tuple[str, ...]]] = {
+BESIDE: dict[str, dict[str, tuple[str, ...]]] = {
     "host": {"torch": (), "cuda": ("torch",), "triton": ("torch",), "auto": ("torch",)},
     "forward": _ON_GPU,
     "gpu": _ON_GPU,
     "backward": _ON_GPU,
 }
-_MEASURED = {
+"""Each kind's backends in the order of the columns, and what each is compared with."""
+
+MEASURED = {
     "host": "The host's time of one call, by its clock around batches that the GPU keeps up with; where the case has "
     "`grad.yes` the operands require gradients, and the forward pass alone is timed, elsewhere gradients are off.",
     "forward": "The GPU's time of one forward pass with a bias; where the case has `grad.yes` the operands require "
@@ -86,7 +87,7 @@ def _refused(what: str) -> InvalidDataError:
 
 def _problem(row: Any, known: set[str]) -> str:
     """What is wrong with a row, empty if nothing is."""
-    if row.backend not in _COLUMNS.get(row.kind, {}) or row.function not in FUNCTIONS:
+    if row.backend not in BESIDE.get(row.kind, {}) or row.function not in FUNCTIONS:
         return "there is no such kind, function or backend"
     if row.run not in known:
         return f"its run, {row.run!r}, is not in runs.csv"
@@ -150,7 +151,7 @@ def section(folder: Path) -> list[str]:
         "eighth of the rounds in which a loop apart from the calls ran fastest, since hosts are shared. × is how many "
         "times faster, the median over paired rounds with its 99 % interval.",
     ]
-    for kind, measured in _MEASURED.items():
+    for kind, measured in MEASURED.items():
         rows = table[table["kind"] == kind]
         if len(rows):
             lines += ["", f"{measured} {_rounds(rows)}.", "", *_table(kind, rows)]
@@ -179,7 +180,7 @@ def _rounds(rows: pd.DataFrame) -> str:
 
 
 def _table(kind: str, rows: pd.DataFrame) -> list[str]:
-    columns = _COLUMNS[kind]
+    columns = BESIDE[kind]
     header = ["call"]
     for backend, others in columns.items():
         header += [f"{TITLES[backend]}, µs", *(f"× {TITLES[other]}" for other in others)]
@@ -188,7 +189,7 @@ def _table(kind: str, rows: pd.DataFrame) -> list[str]:
         of = {row.backend: row for row in call.itertuples()}
         cells = [f"{function} {case}"]
         for backend, others in columns.items():
-            cells += [_time(of.get(backend)), *(_ratio(of.get(backend), of.get(other)) for other in others)]
+            cells += [_time(of.get(backend)), *(write.ratio(ratio(of.get(backend), of.get(other))) for other in others)]
         lines.append(cells)
     return write.table(header, lines)
 
@@ -199,7 +200,8 @@ def _time(row: Any) -> str:
     return write.number(median_us(row)) if row.status == "ok" else "wrong"
 
 
-def _ratio(row: Any, other: Any) -> str:
+def ratio(row: Any, other: Any) -> Ratio | None:
+    """How many times faster a row is than another one; None where one of them is missing or has no time."""
     if row is None or other is None or not row.status == other.status == "ok":
-        return "–"
-    return write.ratio(paired_ratio(times_us(other), times_us(row)))
+        return None
+    return paired_ratio(times_us(other), times_us(row))

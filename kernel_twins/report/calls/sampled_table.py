@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 import pandas as pd
@@ -22,6 +21,7 @@ from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.report.calls import functions_code
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.calls.sampled_cases import CASES, CONTESTS, seed_of
+from kernel_twins.report.calls.sampled_figures import figures
 from kernel_twins.report.meaning import write
 from kernel_twins.report.rows import identity, store
 from kernel_twins.report.rows.base import InvalidDataError
@@ -37,7 +37,6 @@ LEDGER = [*BEGUN, "finished"]
 POOLED = 3  # recordings
 OURS = {"cuda": "CUDA", "triton": "Triton", "auto": "auto"}
 BASELINES = ("torch", "compile", *LIBRARIES)
-LEAST = 0.95
 _WORST = 5
 
 # What is drawn, judged and timed, besides the functions themselves. fastest.json is left out, as it follows from rows:
@@ -218,7 +217,7 @@ def _contests(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {title: part for title, part in parts.items() if len(part)}
 
 
-def _parts(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def parts(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Those, all cells, and those apart whose others torch.compile is one of: it is hard to beat."""
     compiled = cells["compiled"]
     pooled = {"all": cells, "all, with torch.compile": cells[compiled], "all, without it": cells[~compiled]}
@@ -226,23 +225,20 @@ def _parts(cells: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def _figures(cells: pd.DataFrame, backend: str, digits: int = 3) -> list[str]:
-    """Geometric mean, 10th percentile, worst, or how many are wrong, and share below the least.
+    """The figures as documents have them, or how many are wrong in the place of the worst.
 
-    Cells without a time count as worst, and for nothing in the mean. ``digits`` are behind the point; ratios below 0.1
-    have three.
+    ``digits`` are behind the point; ratios below 0.1 have three.
     """
-    own = cells[cells["backend"] == backend]
-    timed, worst = own["ratio"][own["ratio"] > 0], own["ratio"].min()
-    wrong = own["status"].str.startswith("wrong").sum()
+    found = figures(cells, backend)
 
     def written(ratio: float) -> str:
         return f"{ratio:.{digits if ratio >= 0.1 else 3}f}"
 
     return [
-        written(geometric_mean(timed)) if len(timed) else "–",
-        written(own["ratio"].quantile(0.1)),
-        written(worst) if worst else f"{wrong} wrong" if wrong else "no time",
-        f"{100 * (own['ratio'] < LEAST).mean():.0f} %",
+        "–" if found.mean is None else written(found.mean),
+        written(found.low),
+        written(found.worst) if found.worst else f"{found.wrong} wrong" if found.wrong else "no time",
+        f"{100 * found.below:.0f} %",
     ]
 
 
@@ -288,9 +284,15 @@ def headline(folder: Path) -> list[str]:
         return [f"{NONE} What follows was measured at cases that we chose."]
     rows = [
         [title, *(" · ".join(_figures(part, backend)) for backend in OURS)]
-        for title, part in _parts(compared(table)).items()
+        for title, part in parts(compared(table)).items()
     ]
-    return [*_told(folder, table), "", f"An entry has {_NAMES}.", "", *write.table(["function", *OURS.values()], rows)]
+    return [
+        *how_read(folder, table),
+        "",
+        f"An entry has {_NAMES}.",
+        "",
+        *write.table(["function", *OURS.values()], rows),
+    ]
 
 
 def section(folder: Path) -> list[str]:
@@ -301,13 +303,13 @@ def section(folder: Path) -> list[str]:
     cells = compared(table)
     rows = [
         [part, title, *_figures(found, backend)]
-        for part, found in _parts(cells).items()
+        for part, found in parts(cells).items()
         for backend, title in OURS.items()
     ]
     return [
         "## Sampled cases",
         "",
-        *_told(folder, table),
+        *how_read(folder, table),
         "",
         *write.table(["function", "backend", *_NAMES.split(" · ")], rows, right=2),
         "",
@@ -321,7 +323,7 @@ def section(folder: Path) -> list[str]:
     ]
 
 
-def _told(folder: Path, table: pd.DataFrame) -> list[str]:
+def how_read(folder: Path, table: pd.DataFrame) -> list[str]:
     """How the figures are read, and where they are from."""
     known, whole = ledger(folder), recorded(folder)
     seeds = dict(zip(known["run"], known["seed"], strict=True))

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from kernel_twins.report.calls import sampled_table
 from kernel_twins.report.calls.sampled_cases import CONTESTS
+from kernel_twins.report.calls.sampled_figures import LEAST
 from kernel_twins.report.figures import style, words
 from kernel_twins.report.figures.style import COLOURS, FAINT, INK, MARGIN, PX, SMALL, WIDTH, Card, ink
 
@@ -65,7 +66,7 @@ def draw(cells: pd.DataFrame) -> Figure:
     card.text(WIDTH - MARGIN - _BELOW, top - 25, "geometric", SMALL, FAINT, align="right")
     card.text(WIDTH - MARGIN - _BELOW, top - 10, "mean", SMALL, FAINT, align="right")
     card.text(WIDTH - MARGIN, top - 25, "cases", SMALL, FAINT, align="right")
-    card.text(WIDTH - MARGIN, top - 10, f"below {sampled_table.LEAST:g}", SMALL, FAINT, align="right")
+    card.text(WIDTH - MARGIN, top - 10, f"below {LEAST:g}", SMALL, FAINT, align="right")
     return card.figure
 
 
@@ -102,7 +103,7 @@ def _lane(axes: Axes, ratios: Sequence[float], middle: float, colour: str) -> No
 def _figures(ratios: Sequence[float]) -> tuple[str, str]:
     """The geometric mean of those with a time, and how many are below the least that is aimed at."""
     timed = [ratio for ratio in ratios if ratio > 0]
-    below = sum(ratio < sampled_table.LEAST for ratio in ratios)
+    below = sum(ratio < LEAST for ratio in ratios)
     return words.times(geometric_mean(timed)) if timed else "–", f"{below} of {len(ratios)}"
 
 

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernel_twins.report.rows.metrics import stall_metric
 
 
 @dataclass(frozen=True, slots=True)
+class Sum:
+    """Counters added up; None where one is missing."""
+
+    names: tuple[str, ...]
+    scale: float = 1.0
+
+    def of(self, counters: Mapping[str, float]) -> float | None:
+        if any(name not in counters for name in self.names):
+            return None
+        return self.scale * sum(counters[name] for name in self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Quotient:
+    """A counter over another; None where one is missing, or nothing is below."""
+
+    above: str
+    below: str
+    scale: float = 1.0
+
+    def of(self, counters: Mapping[str, float]) -> float | None:
+        if self.above not in counters or not counters.get(self.below):
+            return None
+        return self.scale * counters[self.above] / counters[self.below]
+
+
+@dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number with a name: how it is computed from a call's counters, and how it is written."""
+    """A number with a name: its formula over a call's counters, as data, and how it is written."""
 
     title: str
     unit: str
-    compute: Callable[[Mapping[str, float]], float | None] = lambda counters: None
+    formula: Sum | Quotient | None = None
+
+    def compute(self, counters: Mapping[str, float]) -> float | None:
+        return self.formula.of(counters) if self.formula else None
 
     @property
     def heading(self) -> str:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
-def _sum(*names: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
-    return lambda counters: (
-        scale * sum(counters[name] for name in names) if all(name in counters for name in names) else None
-    )
-
-
-def _ratio(above: str, below: str, scale: float = 1.0) -> Callable[[Mapping[str, float]], float | None]:
-    def compute(counters: Mapping[str, float]) -> float | None:
-        return scale * counters[above] / counters[below] if above in counters and counters.get(below) else None
-
-    return compute
+def _sum(*names: str, scale: float = 1.0) -> Sum:
+    return Sum(names, scale)
 
 
 _LD, _ST = "pipe_lsu_mem_global_op_ld.sum", "pipe_lsu_mem_global_op_st.sum"
 
-# What the counters alone give, and, without a ``compute``, what analysis.py adds from the operation and the bench's
+# What the counters alone give, and, without a ``formula``, what analysis.py adds from the operation and the bench's
 # time. ncu's own duration is never the time of a step.
 QUANTITIES: dict[str, Quantity] = {
     "time": Quantity("time", "µs"),
@@ -57,14 +78,16 @@ QUANTITIES: dict[str, Quantity] = {
     "occupancy": Quantity("occupancy", "%", _sum("sm__warps_active.avg.pct_of_peak_sustained_active")),
     "instructions": Quantity("instructions", "M", _sum("smsp__inst_executed.sum", scale=1e-6)),
     "load_requests": Quantity("load requests", "M", _sum(f"l1tex__t_requests_{_LD}", scale=1e-6)),
-    "sectors_per_load": Quantity("sectors per load", "", _ratio(f"l1tex__t_sectors_{_LD}", f"l1tex__t_requests_{_LD}")),
+    "sectors_per_load": Quantity(
+        "sectors per load", "", Quotient(f"l1tex__t_sectors_{_LD}", f"l1tex__t_requests_{_LD}")
+    ),
     "sectors_per_store": Quantity(
-        "sectors per store", "", _ratio(f"l1tex__t_sectors_{_ST}", f"l1tex__t_requests_{_ST}")
+        "sectors per store", "", Quotient(f"l1tex__t_sectors_{_ST}", f"l1tex__t_requests_{_ST}")
     ),
     "bank_conflicts": Quantity(
         "bank conflicts",
         "%",
-        _ratio(
+        Quotient(
             "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum", 100
         ),
     ),
