@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from builder import called, contests, sampled
 from builder.site import Site
+from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.rows import store
 from kernel_twins.spec import Case, Name
 
 
@@ -23,18 +26,21 @@ def value(site: Site, source: str) -> float:
 
 
 def _cell(site: Site, op: str, key: str) -> float:
-    """``CASE/BACKEND/STEP/QUANTITY``, or ``CASE/BACKEND/STEP|BACKEND/STEP/ratio``."""
+    """``CASE/BACKEND/STEP/QUANTITY``, or ``CASE/BACKEND/STEP|BACKEND/STEP/ratio``, ``low`` or ``high``.
+
+    A quantity is one of the log's, or a counter by ncu's name.
+    """
     results = next(each for each in site.measured if each.op.name == op)
     slug, _, rest = key.partition("/")
     case = _case(results, slug)
     call, _, quantity = rest.rpartition("/")
-    if quantity == "ratio":
+    if quantity in ("ratio", "low", "high"):
         ours, theirs = (_name(each) for each in call.split("|"))
         found = results.ratio(case, ours, theirs)
         if found is None:
             raise LookupError(f"no run timed both of {call} at {slug}")
-        return found.value
-    known = results.quantities(_name(call), case)[quantity]
+        return float(getattr(found, "value" if quantity == "ratio" else quantity))
+    known = {**results.counters(_name(call), case), **results.quantities(_name(call), case)}[quantity]
     if known is None:
         raise LookupError(f"{quantity} of {call} was not measured at {slug}")
     return known
@@ -49,8 +55,27 @@ def _name(call: str) -> Name:
     return Name(backend) if step == "-" else Name(backend, step)
 
 
+def _figure(site: Site, _: str, key: str) -> float:
+    """``BACKEND/FIGURE?CHOICE``: what the scoreboard's rows of a choice come to."""
+    told, _, choice = key.partition("?")
+    backend, _, figure = told.partition("/")
+    return contests.figure(contests.chosen(contests.contests(site.measured), choice), backend, figure)
+
+
+def _compiled(_: Site, __: str, key: str) -> float:
+    """``OP/STEP/BACKEND/KERNEL/COLUMN`` of the static rows."""
+    head, _, column = key.rpartition("/")
+    rows = store.read(static.FILE, static.STATIC)
+    found = rows[rows[static.KEY].agg("/".join, axis=1) == head]
+    return float(found.iloc[0][column])
+
+
 # A page that shows numbers of another table adds it here.
 RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "timings.csv": _cell,
     "counters.csv": _cell,
+    "scoreboard": _figure,
+    "sampled.csv": sampled.resolve,
+    "functions.csv": called.resolve,
+    static.FILE.name: _compiled,
 }

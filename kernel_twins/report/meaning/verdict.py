@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _TAIL = (1 - 0.99) / 2
-_SAME = 1.005  # as a factor either way: FAST for one side is SLOW for the other
+SAME = 1.005  # as a factor either way: FAST for one side is SLOW for the other
 _NEGLIGIBLE = 1e-9  # pairs of elements that less of all resamples have in their middle are left out
 _MOST = 1_000  # elements of a sample: the number of ways to halve more is beyond a float
 
@@ -38,9 +38,9 @@ class Ratio:
     @property
     def verdict(self) -> Verdict:
         """FAST or SLOW where the whole interval lies more than 0.5 % from 1, else SAME."""
-        if self.low > _SAME:
+        if self.low > SAME:
             return "FAST"
-        return "SLOW" if self.high < 1 / _SAME else "SAME"
+        return "SLOW" if self.high < 1 / SAME else "SAME"
 
 
 def paired_ratio(baseline_us: ArrayLike, ours_us: ArrayLike) -> Ratio:
