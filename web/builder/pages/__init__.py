@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from builder.pages import ladders, runs, scoreboard
+from builder.pages import compare, ladders, scoreboard
 from builder.site import Site
 
 # By the name that ``build.py --only`` takes.
@@ -12,4 +13,5 @@ PAGES: dict[str, Callable[[Site], None]] = {
     "ladders": ladders.write,
     "scoreboard": scoreboard.write,
     "runs": runs.write,
+    "compare": compare.write,
 }

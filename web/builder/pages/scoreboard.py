@@ -1,4 +1,4 @@
-"""The scoreboard: every timed case against the best baseline, cases that a seed drew, and calls as a user makes them."""
+"""The scoreboard: timed cases against the best baseline, cases that a seed drew, and calls as a user makes them."""
 
 from __future__ import annotations
 
