@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +74,9 @@ def _row(axis: Axis, key: str, named: tuple[str, str], ours: Any, theirs: Any) -
         TITLES[ours.backend],
         _time(key, ours),
         _time(key, theirs),
-        *(_end(key, ours.backend, ratio, end) for end in ("value", "low", "high")),
+        _end(key, ours.backend, ratio, "value"),
+        _end(key, ours.backend, ratio, "low"),
+        _end(key, ours.backend, ratio, "high"),
         axis.interval(ratio, verdict) if ratio else Markup(),
         verdict,
     )
@@ -99,12 +102,19 @@ def _end(key: str, backend: str, ratio: Ratio | None, end: str) -> Markup:
 def resolve(site: Site, _: str, key: str) -> float:
     """``KIND/FUNCTION/CASE/BACKEND/us``, or one of ``value``, ``low`` and ``high`` of the ratio to PyTorch's."""
     kind, function, case, backend, wanted = key.split("/")
-    table = functions_table.read(site.data)
-    rows = table[(table["kind"] == kind) & (table["function"] == function) & (table["case"] == case)]
-    of = {row.backend: row for row in rows.itertuples()}
+    of = _calls(site)[kind, function, case]
     if wanted == "us":
         return median_us(of[backend])
     ratio = functions_table.ratio(of[backend], of["torch"])
     if ratio is None:
         raise LookupError(f"{key}: one of the two has no time")
     return float(getattr(ratio, wanted))
+
+
+@functools.cache
+def _calls(site: Site) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Rows by backend, by kind, function and case."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in functions_table.read(site.data).itertuples():
+        found.setdefault((row.kind, row.function, row.case), {})[row.backend] = row
+    return found

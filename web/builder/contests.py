@@ -6,6 +6,7 @@ stand in a row.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl
 
 from builder.rungs import TITLES
+from builder.site import Site
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.spec import BACKENDS, Backend, Case, Name
@@ -103,6 +105,12 @@ def size_class(results: Results, case: Case) -> str:
 def work_of(results: Results, case: Case) -> float:
     """The bytes that a case must move, or its FLOP, by what bounds the operation."""
     return results.op.bytes(case) if results.rate_unit == "GB/s" else results.op.flops(case)
+
+
+@functools.cache
+def of(site: Site) -> list[Contest]:
+    """A site's rows."""
+    return list(contests(site.measured))
 
 
 def chosen(rows: Iterable[Contest], choice: str) -> list[Contest]:

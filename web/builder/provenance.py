@@ -6,6 +6,7 @@ a table is its name without the operation: ``timings.csv`` for ``softmax.timings
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from builder import called, contests, sampled
@@ -59,15 +60,19 @@ def _figure(site: Site, _: str, key: str) -> float:
     """``BACKEND/FIGURE?CHOICE``: what the scoreboard's rows of a choice come to."""
     told, _, choice = key.partition("?")
     backend, _, figure = told.partition("/")
-    return contests.figure(contests.chosen(contests.contests(site.measured), choice), backend, figure)
+    return contests.figure(contests.chosen(contests.of(site), choice), backend, figure)
 
 
-def _compiled(_: Site, __: str, key: str) -> float:
+def _compiled(site: Site, op: str, key: str) -> float:
     """``OP/STEP/BACKEND/KERNEL/COLUMN`` of the static rows."""
     head, _, column = key.rpartition("/")
-    rows = store.read(static.FILE, static.STATIC)
-    found = rows[rows[static.KEY].agg("/".join, axis=1) == head]
-    return float(found.iloc[0][column])
+    return float(_static()[head][column])
+
+
+@functools.cache
+def _static() -> dict[str, dict[str, str]]:
+    rows = store.read(static.FILE, static.STATIC).to_dict("records")
+    return {"/".join(row[key] for key in static.KEY): row for row in rows}
 
 
 # A page that shows numbers of another table adds it here.

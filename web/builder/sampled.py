@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pandas as pd
@@ -45,13 +46,11 @@ class Section:
 
 
 def section(site: Site) -> Section:
-    table = sampled_table.read(site.data)
-    if table.empty:
+    if (table := sampled_table.read(site.data)).empty:
         return Section([Markup(sampled_table.NONE)], CASES, f"{LEAST:g}", AXIS.head(), [])
-    parts = sampled_table.parts(sampled_table.compared(table))
     rows = [
         _row(part, cells[cells["backend"] == backend], backend, title)
-        for part, cells in parts.items()
+        for part, cells in _parts(site).items()
         for backend, title in sampled_table.OURS.items()
     ]
     told = [prose.inline(line) for line in sampled_table.how_read(site.data, table) if line]
@@ -92,5 +91,9 @@ def value_of(found: Figures, key: str) -> float:
 def resolve(site: Site, _: str, key: str) -> float:
     """``PART/BACKEND/FIGURE`` of a source ``sampled.csv``."""
     part, backend, figure = key.rsplit("/", 2)
-    cells = sampled_table.parts(sampled_table.compared(sampled_table.read(site.data)))[part]
-    return value_of(figures(cells, backend), figure)
+    return value_of(figures(_parts(site)[part], backend), figure)
+
+
+@functools.cache
+def _parts(site: Site) -> dict[str, pd.DataFrame]:
+    return sampled_table.parts(sampled_table.compared(sampled_table.read(site.data)))

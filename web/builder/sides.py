@@ -6,14 +6,14 @@ Lists of quantities, counters and instruction classes are in the orders that ``w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from builder import code, numbers
 from builder.rungs import TITLES
-from kernel_twins.report.meaning import static
+from kernel_twins.compiler.disassembly import CLASSES
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.quantities import QUANTITIES, Sum
 from kernel_twins.report.rows.base import ROOT
@@ -21,7 +21,7 @@ from kernel_twins.report.rows.metrics import METRICS, STALLS, stall_metric
 from kernel_twins.report.rows.recorded import CONDITIONS, times_us
 from kernel_twins.spec import Backend, Case, Name
 
-SASS = ("instructions", *static.CLASSES)
+SASS = ("instructions", *CLASSES)
 
 
 def words() -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _sass(results: Results, name: Name, backend: Backend, rows: pd.DataFrame) ->
     """Of the kernel with most instructions, of those that were launched where the step is profiled."""
     own = rows[(rows["op"] == results.op.name) & (rows["step"] == name.step) & (rows["backend"] == backend)]
     case = results.case_of(results.op.step(name.step), backend)
-    launched = results.recorded.kernels.get((case.slug, name), {}) if case else {}
+    launched: Mapping[str, int] = results.recorded.kernels.get((case.slug, name), {}) if case else {}
     here = own[[kernel.partition("<")[0] in launched for kernel in own["kernel"]]]
     found = own if here.empty else here
     if found.empty:
@@ -117,10 +117,10 @@ def _cell(results: Results, case: Case, name: Name, runs: dict[str, int]) -> dic
 
 
 def _short(value: float | None) -> float | int | None:
-    """A value to seven digits, whole where it is."""
+    """A value to nine digits, whole where it is."""
     if value is None:
         return None
-    rounded = float(f"{value:.7g}")
+    rounded = float(f"{value:.9g}")
     return int(rounded) if rounded == int(rounded) else rounded
 
 

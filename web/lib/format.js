@@ -23,10 +23,11 @@ KT.number = (value, digits = 3) => {
   return text.includes(".") ? text.replace(/0+$/, "").replace(/\.$/, "") : text;
 
   function small(number, significant) {
-    const [mantissa, exponent] = number.toExponential(significant - 1).split("e");
-    if (Number(exponent) >= -4) return String(Number(number.toPrecision(significant)));
-    const power = String(Math.abs(Number(exponent))).padStart(2, "0");
-    return `${Number(mantissa)}e-${power}`;
+    const exponent = Number(number.toExponential(significant - 1).split("e")[1]);
+    const rounded = Number(KT.fixed(number, significant - 1 - exponent));
+    if (exponent >= -4) return String(rounded);
+    const mantissa = Number(rounded.toExponential(significant - 1).split("e")[0]);
+    return `${mantissa}e-${String(-exponent).padStart(2, "0")}`;
   }
 };
 

@@ -89,19 +89,25 @@ def largest_step(results: Results) -> tuple[Name, Name]:
 
 def _story(results: Results) -> Story:
     case = results.op.profile_case
-    names = largest_step(results)
-    limits = tuple(limit.told() if (limit := results.limiter(name, case)) else "not profiled" for name in names)
-    titles = tuple(
-        f"{TITLES[backend]} {name.step}" for name in names for backend in BACKENDS if backend == name.backend
-    )
+    before, after = largest_step(results)
     return Story(
         results.op.name,
         case.slug,
-        *(numbers.call(name) for name in names),
-        (titles[0], titles[1]),
-        list(_moved(results, case, *names)),
-        (limits[0], limits[1]),
+        numbers.call(before),
+        numbers.call(after),
+        (_title(before), _title(after)),
+        list(_moved(results, case, before, after)),
+        (_limit(results, case, before), _limit(results, case, after)),
     )
+
+
+def _title(name: Name) -> str:
+    return f"{TITLES['cuda' if name.backend == 'cuda' else 'triton']} {name.step}"
+
+
+def _limit(results: Results, case: Case, name: Name) -> str:
+    limit = results.limiter(name, case)
+    return f"limited by {limit.told()}" if limit else "not profiled at this case"
 
 
 def _moved(results: Results, case: Case, before: Name, after: Name) -> Iterator[Moved]:
@@ -109,15 +115,21 @@ def _moved(results: Results, case: Case, before: Name, after: Name) -> Iterator[
     was, now = results.quantities(before, case), results.quantities(after, case)
     known = [key for key in QUANTITIES if was[key] is not None or now[key] is not None]
     for key in sorted(known, key=lambda key: -weight(was[key], now[key])):
-        heading = f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading
-        cells = (numbers.quantity(results, name, case, key) for name in (before, after))
-        yield Moved(heading, *cells, written.change(was[key], now[key]))
+        yield Moved(
+            f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading,
+            numbers.quantity(results, before, case, key),
+            numbers.quantity(results, after, case, key),
+            written.change(was[key], now[key]),
+        )
 
 
 def weight(before: float | None, after: float | None) -> float:
-    """How large a change is: the ratio's logarithm, infinite from and to nothing, least where a side is unknown."""
+    """How large a change is: the ratio's logarithm, infinite from and to nothing, least where a side is unknown.
+
+    Rounded, as that of a rate is that of its time.
+    """
     if before is None or after is None:
         return -1.0
     if before == after:
         return 0.0
-    return abs(math.log(after / before)) if before > 0 and after > 0 else math.inf
+    return round(abs(math.log(after / before)), 6) if before > 0 and after > 0 else math.inf

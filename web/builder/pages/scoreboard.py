@@ -42,7 +42,7 @@ class Mean:
 
 
 def write(site: Site) -> None:
-    rows = list(contests.contests(site.measured))
+    rows = contests.of(site)
     site.page(
         "scoreboard.html",
         "scoreboard.html.j2",

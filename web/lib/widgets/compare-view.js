@@ -19,10 +19,11 @@ KT.compare = (() => {
   }
 
   // How large a change is: infinite from and to nothing, least where a side is unknown.
+  // Rounded, as that of a rate is that of its time.
   function weight(before, after) {
     if (before === null || after === null) return -1;
     if (before === after) return 0;
-    return before > 0 && after > 0 ? Math.abs(Math.log(after / before)) : Infinity;
+    return before > 0 && after > 0 ? Number(Math.abs(Math.log(after / before)).toFixed(6)) : Infinity;
   }
 
   const sorted = (rows) => rows
@@ -132,14 +133,17 @@ KT.compare = (() => {
     const found = ratio(a, b);
     const refused = [a, b].filter((side) => side.cell.status).map((side) => `${named(side)} has no time: ${side.cell.status}. `).join("");
     const moved = rows.find((row) => row.weight > 0 && Number.isFinite(row.weight) && !TIMED.includes(row.key));
-    const most = moved ? ` Most of all changed ${moved.heading.split(",")[0]}: ${KT.number(moved.before)} → ${KT.number(moved.after)}.` : "";
+    const change = (row, unit) => `${row.heading.split(",")[0]}: ${KT.number(row.before)} → ${KT.number(row.after)}${unit}`;
+    const most = moved ? ` Most of all changed ${change(moved, moved.heading.includes(",") ? ` ${moved.heading.split(", ")[1]}` : "")}.` : "";
+    const time = rows.find((row) => row.key === "time" && row.weight >= 0);
+    const times = time ? ` The ${change(time, " µs")}.` : "";
     if (found) {
       const interval = `99 % interval ${KT.fixed(found.low, 3)} to ${KT.fixed(found.high, 3)}`;
       return `B, ${named(b)}, is ${KT.fixed(found.value, 3)} × as fast as A, ${named(a)} (${interval}): ${found.standing}.${most}`;
     }
     const unpaired = a.values[0] && b.values[0] && a.op === b.op && a.slug === b.slug
-      ? "They were timed in different contests, so that their times have no interval." : "Different work or different runs: nothing is claimed of their times.";
-    return `${refused}A is ${named(a)}, B is ${named(b)}. ${unpaired}${most}`;
+      ? " They were timed in different contests, so that the change has no interval." : " Nothing is claimed of times of different work.";
+    return `${refused}A is ${named(a)}, B is ${named(b)}.${times}${unpaired}${most}`;
   }
 
   function limits(a, b) {
@@ -160,8 +164,7 @@ KT.compare = (() => {
     const sass = sassRows(words, a, b);
     if (sass.length) {
       const classes = sass.filter((row) => row.key !== "instructions");
-      const whole = sass.find((row) => row.key === "instructions");
-      parts.push(element("h2", {}, "Instructions"), bars(["A", "B"], classes, [whole.before ?? 0, whole.after ?? 0]));
+      parts.push(element("h2", {}, "Instructions of note"), bars(["A", "B"], classes, ["before", "after"].map((side) => total(classes, side))));
       for (const [letter, side] of [["A", a], ["B", b]]) {
         if (side.sass) parts.push(element("p", { class: "file" }, `${letter}: `, element("code", {}, side.sass.kernel), `, of ${side.sass.kernels} the one with most instructions`));
       }
