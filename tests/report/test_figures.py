@@ -14,8 +14,7 @@ pytest.importorskip("matplotlib")
 
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
-from kernel_twins.report import figures
-from kernel_twins.report.figures import sampled, style
+from kernel_twins.report.figures import render, sampled, style
 from kernel_twins.report.figures.groups import groups
 from kernel_twins.report.figures.placing import Box, Room
 from kernel_twins.report.meaning import moved
@@ -56,8 +55,8 @@ def texts(path: Path) -> list[str]:
 def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, name: str) -> None:
     op = OPS[name]
     its = results(tmp_path, op, lasts(op, 100.0), CEILINGS)
-    figures.draw(tmp_path, tmp_path, [its])
-    assert figures.outdated(tmp_path, tmp_path, [its]) == []
+    render.draw(tmp_path, tmp_path, [its])
+    assert render.outdated(tmp_path, tmp_path, [its]) == []
     said = texts(tmp_path / f"{name}-sizes.svg")
     assert f"{op.title}: CUDA reaches 1.00 × the best baseline, Triton 1.00 ×" in said
     assert {"CUDA", "Triton", "PyTorch", "torch.compile", "Liger", "quack"} <= {*said}
@@ -67,10 +66,10 @@ def test_operations_over_rows_are_drawn_against_their_length(tmp_path: Path, nam
 def test_operations_without_a_series_of_sizes_are_drawn_case_by_case(tmp_path: Path) -> None:
     op = OPS["reduction_nd"]
     its = results(tmp_path, op, {**lasts(op, 100.0), ("compile", ""): 80.0}, None)
-    figures.draw(tmp_path, tmp_path, [its])
-    assert figures.outdated(tmp_path, tmp_path, [its]) == []
+    render.draw(tmp_path, tmp_path, [its])
+    assert render.outdated(tmp_path, tmp_path, [its]) == []
     (tmp_path / "reduction_nd-sizes.svg").write_text("of an operation that had an axis of sizes")
-    assert figures.strays(tmp_path, tmp_path, [its]) == ["reduction_nd-sizes"]
+    assert render.strays(tmp_path, tmp_path, [its]) == ["reduction_nd-sizes"]
     said = texts(tmp_path / "reduction_nd-cases.svg")
     assert "Reduction over axes: CUDA reaches 0.80 × the best baseline, Triton 0.80 ×" in said
     assert "64 x 4,096 x 1,024 bf16, axes 1, x permuted" in said
@@ -98,7 +97,7 @@ def test_a_ladder_says_how_far_it_comes_and_which_step_loses(tmp_path: Path) -> 
         **ladder,
         ("cuda", op.steps[4].name): 480.0,
     }
-    figures.draw(tmp_path, tmp_path, [results(tmp_path, op, times, CEILINGS)])
+    render.draw(tmp_path, tmp_path, [results(tmp_path, op, times, CEILINGS)])
     said = texts(tmp_path / "vector_add-ladder.svg")
     assert "Vector add: CUDA's v06 reaches 1.25 × PyTorch" in said
     assert "In CUDA v06_bulk_tile brings most, 2.40 × the step before; v05_bulk_ring loses 42 %." in said
@@ -112,7 +111,7 @@ def test_a_language_without_a_step_has_a_dash(tmp_path: Path) -> None:
     times: dict[tuple[str, str], float] = {
         (backend, step.name): 100.0 for backend in BACKENDS for step in op.steps_of(backend)
     }
-    figures.draw(tmp_path, tmp_path, [results(tmp_path, op, {**lasts(op, 90.0), **times}, None)])
+    render.draw(tmp_path, tmp_path, [results(tmp_path, op, {**lasts(op, 90.0), **times}, None)])
     gaps = sum(len(BACKENDS) - len(step.backends) for step in op.steps)
     assert gaps and texts(tmp_path / "reduction-ladder.svg").count("–") == gaps
 
@@ -122,8 +121,8 @@ def test_a_last_step_that_is_not_measured_yet_leaves_the_figures_to_the_one_befo
     *_, before, _ = op.steps_of("cuda")
     times = {("torch", ""): 100.0, ("cuda", before.name): 80.0}
     its = results(tmp_path, op, times, CEILINGS)
-    figures.draw(tmp_path, tmp_path, [its])
-    assert figures.outdated(tmp_path, tmp_path, [its]) == []
+    render.draw(tmp_path, tmp_path, [its])
+    assert render.outdated(tmp_path, tmp_path, [its]) == []
     assert "Vector add: CUDA reaches 1.25 × the best baseline" in texts(tmp_path / "vector_add-sizes.svg")
     assert "unmeasured" in texts(tmp_path / "vector_add-ladder.svg")
 
@@ -138,14 +137,14 @@ def test_a_last_step_that_is_wrong_has_no_ratio_in_a_figure(tmp_path: Path) -> N
         for backend, step, status in cells
     ]
     store.write(tmp_path / f"{op.name}.timings.csv", pd.DataFrame(rows, columns=store.TABLES["timings"]))
-    figures.draw(tmp_path, tmp_path, [Results(op, tmp_path, None)])
+    render.draw(tmp_path, tmp_path, [Results(op, tmp_path, None)])
     assert op.title in texts(tmp_path / "reduction_nd-cases.svg")
 
 
 def test_a_figure_is_the_same_file_whenever_it_is_drawn(tmp_path: Path) -> None:
     loaded = [each for each in load(store.REFERENCE_GPU, FOLDER) if each.op.name in ("vector_add", "reduction_nd")]
     for place in ("once", "again"):
-        figures.draw(FOLDER, tmp_path / place, loaded)
+        render.draw(FOLDER, tmp_path / place, loaded)
     names = {path.name for path in (tmp_path / "once").iterdir()}
     assert {
         "vector_add-ladder.svg",
@@ -161,12 +160,12 @@ def test_a_figure_is_the_same_file_whenever_it_is_drawn(tmp_path: Path) -> None:
 def test_figures_are_drawn_again_where_their_rows_changed(tmp_path: Path) -> None:
     op = OPS["vector_add"]
     its = results(tmp_path, op, lasts(op, 100.0), None)
-    figures.draw(tmp_path, tmp_path, [its])
-    before = figures.drawn_from(tmp_path / "vector_add-ladder.svg")
+    render.draw(tmp_path, tmp_path, [its])
+    before = render.drawn_from(tmp_path / "vector_add-ladder.svg")
     changed = results(tmp_path, op, lasts(op, 90.0), None)
-    assert figures.outdated(tmp_path, tmp_path, [changed]) == ["vector_add-sizes", "vector_add-ladder"]
-    figures.draw(tmp_path, tmp_path, [changed])
-    assert before and figures.drawn_from(tmp_path / "vector_add-ladder.svg") not in ("", before)
+    assert render.outdated(tmp_path, tmp_path, [changed]) == ["vector_add-sizes", "vector_add-ladder"]
+    render.draw(tmp_path, tmp_path, [changed])
+    assert before and render.drawn_from(tmp_path / "vector_add-ladder.svg") not in ("", before)
 
 
 def test_committed_figures_are_small_and_as_wide_as_a_readme() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from kernel_twins import OPS
-from kernel_twins.report import figures
+from kernel_twins.report.figures import render
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judged import Judged
 from kernel_twins.report.meaning.judgement import Judgement, Outcome
@@ -116,7 +116,7 @@ def test_the_scoreboard_has_a_row_for_a_step_that_may_be_copied_beside_the_last(
 
 
 def test_rendering_names_the_pages_that_changed_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "draw", lambda *_: None)
+    monkeypatch.setattr(render, "draw", lambda *_: None)
     documents.render("another-gpu", folder, Console(quiet=True))
     page = folder / "KERNEL_LOG.md"
     page.write_text("old")

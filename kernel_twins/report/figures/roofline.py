@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.figures import style, words
 from kernel_twins.report.figures.placing import Box, Room
-from kernel_twins.report.figures.roofs import pipe_of, roof_at
+from kernel_twins.report.figures.roofs import Path, paths, pipe_of, roof_at
 from kernel_twins.report.figures.style import COLOURS, FAINT, INK, MARGIN, PX, SMALL, WIDTH, Card, ink
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, Backend, Name
 
 _WIDE_HIGH, _HIGH, _HEAD, _FOOT, _SIDE = 330.0, 220.0, 24.0, 34.0, 36.0
 _MANY = 3  # operations, and more, have a panel as wide as the card, where there is no fast end beside it
@@ -29,15 +28,6 @@ _CLOSE = 13.0  # pixels: steps that share a label
 _LEAST_SPAN = 1.5  # of an axis, as a factor
 _NEAR = 0.9  # of the roof
 _TICKS = tuple(lead * 10.0**power for power in range(-3, 5) for lead in (1, 1.5, 2, 3, 4, 5, 6, 8))
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """A ladder in a language: steps' numbers, FLOP a byte, TFLOP/s."""
-
-    op: str
-    backend: Backend
-    steps: tuple[tuple[str, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +45,6 @@ class Scale:
         return self.place.bottom - (self.place.bottom - self.place.top) * log(y / self.y[0]) / log(
             self.y[1] / self.y[0]
         )
-
-
-def paths(results: Results) -> list[Path]:
-    """Of the steps that were timed and profiled."""
-    op, found = results.op, []
-    for backend in BACKENDS:
-        steps = []
-        for step in op.steps_of(backend):
-            name, case = Name(backend, step.name), op.profile_case_of(step, backend)
-            time = results.time_us(case, name) if case else None
-            moved = results.quantities(name, case)["dram_bytes"] if case else None
-            if case and time and moved:
-                flops = op.flops(case)
-                steps.append((words.number(step.name)[1:].lstrip("0"), flops / (1e6 * moved), flops / time / 1e6))
-        if steps:
-            found.append(Path(op.name, backend, tuple(steps)))
-    return found
 
 
 def draw(results: Sequence[Results], ceilings: Ceilings) -> Figure:
@@ -321,7 +294,7 @@ def _ranges(path: Path, members: Sequence[int]) -> str:
             runs[-1].append(index)
         else:
             runs.append([index])
-    names = [path.steps[index][0] for index in range(len(path.steps))]
+    names = [words.number(name)[1:].lstrip("0") for name, _, _ in path.steps]
     return ", ".join(names[run[0]] if len(run) == 1 else f"{names[run[0]]}–{names[run[-1]]}" for run in runs)
 
 

@@ -1,9 +1,14 @@
-"""What the chip allows an operation, as far as it was surveyed."""
+"""What the chip allows an operation, as far as it was surveyed, and how close its steps come to it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.spec import BACKENDS, Backend, Name
 
 _SPLIT = "matmul_tf32x3"  # fp32 products by tensor cores, whose ceiling in the spec is what it is compared with
 _PRODUCTS, _BF16_OVER_TF32 = 3, 2
@@ -34,3 +39,29 @@ def limits(op: str, ceilings: Ceilings) -> list[tuple[str, float]]:
         return [(ceiling.replace("dram", "DRAM").replace("_", " "), getattr(ceilings, ceiling))]
     pipe = pipe_of(op, ceilings)
     return list(dict.fromkeys([("fp32 FMA" if ceiling == "fp32" else pipe[0], getattr(ceilings, ceiling)), pipe]))
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A ladder in a language: steps' names, FLOP a byte, TFLOP/s."""
+
+    op: str
+    backend: Backend
+    steps: tuple[tuple[str, float, float], ...]
+
+
+def paths(results: Results, moved: Literal["dram_bytes", "l2_bytes"] = "dram_bytes") -> list[Path]:
+    """Of the steps that were timed and profiled; ``moved`` are the bytes that FLOP are counted on."""
+    op, found = results.op, []
+    for backend in BACKENDS:
+        steps = []
+        for step in op.steps_of(backend):
+            name, case = Name(backend, step.name), op.profile_case_of(step, backend)
+            time = results.time_us(case, name) if case else None
+            megabytes = results.quantities(name, case)[moved] if case else None
+            if case and time and megabytes:
+                flops = op.flops(case)
+                steps.append((step.name, flops / (1e6 * megabytes), flops / time / 1e6))
+        if steps:
+            found.append(Path(op.name, backend, tuple(steps)))
+    return found

@@ -16,7 +16,7 @@ from kernel_twins.report.figures import style, words
 from kernel_twins.report.figures.groups import ALIGNED, JOINED, Group
 from kernel_twins.report.figures.style import COLOURS, FAINT, INK, MARGIN, PX, SMALL, WIDTH, Card, ink
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, Case, Name, SizeAxis
+from kernel_twins.spec import BACKENDS, Case, SizeAxis
 
 _HIGH = 230.0  # of the plot
 _LEFT = 66.0
@@ -26,7 +26,7 @@ _TICKS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.75,
 
 def draw(results: Results, axis: SizeAxis, shown: Sequence[Group]) -> Figure:
     """Of groups whose cases were timed."""
-    points = {case: _points(results, case) for group in shown for case in group.cases}
+    points = {case: words.multiples(results, case) for group in shown for case in group.cases}
     ends = _ends(shown[0], points, axis.size)
     labels = 24 + max((style.width(label, SMALL, bold=True) for label, _ in ends.values()), default=0)
     message, more = _told(results, shown, axis, points)
@@ -56,16 +56,6 @@ def draw(results: Results, axis: SizeAxis, shown: Sequence[Group]) -> Figure:
             left += labels
         left += its + 14
     return card.figure
-
-
-def _points(results: Results, case: Case) -> dict[str, float]:
-    """By baseline and language, the multiple of the best baseline's speed; empty where no baseline has a time."""
-    best = results.best_baseline(case)
-    if best is None:
-        return {}
-    names = {baseline: Name(baseline) for baseline in results.op.baselines} | dict(words.last(results, case))
-    found = {key: words.against(results, case, name, best) for key, name in names.items()}
-    return {key: ratio for key, ratio in found.items() if ratio is not None} | {best.backend: 1.0}
 
 
 def _range(points: dict[Case, dict[str, float]]) -> tuple[float, float]:

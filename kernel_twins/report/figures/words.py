@@ -92,6 +92,16 @@ def against(results: Results, of: Case, name: Name, other: Name) -> float | None
     return theirs / ours if ours and theirs else None
 
 
+def multiples(results: Results, of: Case) -> dict[str, float]:
+    """By baseline and language, the multiple of the best baseline's speed; empty where no baseline has a time."""
+    best = results.best_baseline(of)
+    if best is None:
+        return {}
+    names = {baseline: Name(baseline) for baseline in results.op.baselines} | dict(last(results, of))
+    found = {key: against(results, of, name, best) for key, name in names.items()}
+    return {key: ratio for key, ratio in found.items() if ratio is not None} | {best.backend: 1.0}
+
+
 def last(results: Results, of: Case) -> dict[Backend, Name]:
     """The step of each language that stands for it at a case, as in the scoreboard."""
     return {backend: name for backend in BACKENDS if (name := results.last(backend, of))}

@@ -10,7 +10,7 @@ from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings, gpu_slug
 from kernel_twins.harness.ceilings import load as load_ceilings
 from kernel_twins.report.meaning import predictions, static
-from kernel_twins.report.meaning.judgement import Judgement, explained, judge
+from kernel_twins.report.meaning.judgement import Direction, Judgement, direction, explained, judge
 from kernel_twins.report.meaning.limiter import Limit, limiter
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.meaning.verdict import Ratio, confirmed, cycle_ratio, paired_ratio
@@ -190,20 +190,32 @@ class Results:
         return [self._judged(each, step, backend) for each in step.predictions if backend in each.backends]
 
     def _judged(self, prediction: Prediction, step: Step, backend: Backend) -> Judgement:
-        name, profiled = Name(backend, step.name), self.op.profile_case_of(step, backend)
-        if prediction.case is None and profiled != self.op.profile_case:
+        if prediction.case is None and self.op.profile_case_of(step, backend) != self.op.profile_case:
             return Judgement(prediction, "void", None, "another step's kernel runs there")
-        case = prediction.case or self.op.profile_case
+        return judge(prediction, *self._compared(prediction, step, backend))
+
+    def went(self, prediction: Prediction, step: Step, backend: Backend) -> Direction | None:
+        """Which way the prediction's quantity went from the step before; None where that is not known."""
+        before, after, ratio = self._compared(prediction, step, backend)
+        return direction(prediction.quantity, before.get(prediction.quantity), after.get(prediction.quantity), ratio)
+
+    def _compared(
+        self, prediction: Prediction, step: Step, backend: Backend
+    ) -> tuple[dict[str, float | None], dict[str, float | None], Ratio | None]:
+        """The quantities of the step before and of the step at the prediction's case, and the ratio of their times.
+
+        The time, and where the step is profiled all of them.
+        """
+        name, case = Name(backend, step.name), prediction.case or self.op.profile_case
+        profiled, previous = self.op.profile_case_of(step, backend), self.previous(step, backend, case)
 
         def known(name: Name) -> dict[str, float | None]:
-            """The time, and where the step is profiled all quantities."""
             return self.quantities(name, case) if case == profiled else {"time": self.time_us(case, name)}
 
-        previous = self.previous(step, backend, case)
         if previous is None:
-            return judge(prediction, {}, known(name))
+            return {}, known(name), None
         before = Name(backend, previous.name)
-        return judge(prediction, known(before), known(name), self.ratio(case, name, before))
+        return known(before), known(name), self.ratio(case, name, before)
 
     def explained(self, step: Step, backend: Backend, case: Case, missed: Iterable[str]) -> str:
         """The counters that stand beside missed predictions; without a step before, what the warps wait for."""

@@ -14,6 +14,7 @@ from kernel_twins.report.rows.metrics import CYCLES, STALLS, top_stalls
 from kernel_twins.spec import Prediction
 
 Outcome = Literal["hit", "miss", "wrong direction", "not judged", "void"]
+Direction = Literal["up", "same", "down"]
 
 _INSTRUCTIONS = "smsp__inst_executed.sum"
 _L2_HIT = "lts__t_sector_hit_rate.pct"
@@ -59,17 +60,30 @@ def judge(
         return Judgement(prediction, "not judged", None, "the step before was not measured")
     if base == 0:
         return Judgement(prediction, "not judged", None, f"it was 0 before, {actual:.4g} after")
-    factor, noise = actual / base, _NOISE[name in _TIMED]
-    fell, rose = factor < 1 - noise, factor > 1 + noise
+    factor = actual / base
     by = f"{base:.4g} before, {actual:.4g} after"
     if name == "time" and time_ratio:
-        factor, fell, rose = 1 / time_ratio.value, time_ratio.verdict == "FAST", time_ratio.verdict == "SLOW"
+        factor = 1 / time_ratio.value
         by = f"paired rounds, {factor:.4g} [{1 / time_ratio.high:.4g}, {1 / time_ratio.low:.4g}]"
+    went = direction(name, base, actual, time_ratio)
+    fell, rose = went == "down", went == "up"
     fall, rise = _direction(prediction)
     mere_direction = prediction.value == 1 and (fall or rise)
     hit = (fell if fall else rose) if mere_direction else _holds(prediction, factor)
     wrong = not hit and ((fall and rose) or (rise and fell))
     return Judgement(prediction, "hit" if hit else "wrong direction" if wrong else "miss", factor, by)
+
+
+def direction(
+    quantity: str, before: float | None, after: float | None, time_ratio: Ratio | None = None
+) -> Direction | None:
+    """Which way a quantity went from the step before, by the noise that ``judge`` knows; None if one is not known."""
+    if before is None or after is None or not math.isfinite(before) or not math.isfinite(after):
+        return None
+    if quantity == "time" and time_ratio:
+        return {"FAST": "down", "SLOW": "up", "SAME": "same"}[time_ratio.verdict]
+    noise = _NOISE[quantity in _TIMED]
+    return "down" if after < before * (1 - noise) else "up" if after > before * (1 + noise) else "same"
 
 
 def _direction(prediction: Prediction) -> tuple[bool, bool]:

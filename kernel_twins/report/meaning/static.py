@@ -159,11 +159,11 @@ def told(rows: pd.DataFrame, op: str, step: str, backend: str, launched: Mapping
     mine = rows[(rows["op"] == op) & (rows["step"] == step) & (rows["backend"] == backend)]
     if mine.empty:
         return ""
-    spilled = _span(mine["spill_bytes"])
-    mix = [f"{_span(mine[name])} {name}" for name in CLASSES if mine[name].astype(int).any()]
+    spilled = span(mine["spill_bytes"])
+    mix = [f"{span(mine[name])} {name}" for name in CLASSES if mine[name].astype(int).any()]
     return (
-        f"{f'{len(mine)} kernels: ' if len(mine) > 1 else ''}{_span(mine['registers'])} registers, "
-        f"{'no spills' if spilled == '0' else f'{spilled} bytes spilled'}, {_span(mine['instructions'])} instructions"
+        f"{f'{len(mine)} kernels: ' if len(mine) > 1 else ''}{span(mine['registers'])} registers, "
+        f"{'no spills' if spilled == '0' else f'{spilled} bytes spilled'}, {span(mine['instructions'])} instructions"
         + (f" ({', '.join(mix)})" if mix else "")
         + _resident(launched)
     )
@@ -178,7 +178,8 @@ def _resident(launched: Mapping[str, float]) -> str:
     return f", {blocks} blocks an SM by {limit}" if blocks != 1 else f", 1 block an SM by {limit}"
 
 
-def _span(column: pd.Series) -> str:
+def span(column: pd.Series) -> str:
+    """The least and the greatest number of a column, one of them where they are the same."""
     numbers = column.astype(int)
     low, high = numbers.min(), numbers.max()
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"

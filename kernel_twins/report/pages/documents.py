@@ -55,13 +55,13 @@ def render(gpu: str, folder: Path, console: Console) -> None:
         path.write_text(texts[path])
     told = f"{len(texts)} pages and drawings rendered; changed: {', '.join(map(shown, changed)) or 'none'}"
     try:
-        from kernel_twins.report import figures
+        from kernel_twins.report.figures import render
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         console.print(f"{told}; no figures: {error} (pip install matplotlib)", style="yellow")
         return
-    figures.draw(folder, plots_path, results)
+    render.draw(folder, plots_path, results)
     console.print(f"{told}; figures are in {shown(plots_path)}/")
 
 
@@ -81,14 +81,14 @@ def disagreements(folder: Path, results: list[Results]) -> list[str]:
 
 def _outdated_figures(folder: Path, results: list[Results]) -> list[str]:
     try:
-        from kernel_twins.report import figures
+        from kernel_twins.report.figures import render
     except ModuleNotFoundError as error:
         if error.name != "matplotlib":
             raise
         return []  # figures cannot have been drawn here
-    old = figures.outdated(folder, _PLOTS, results)
+    old = render.outdated(folder, _PLOTS, results)
     lines = [f"{shown(_PLOTS)}/{name}.svg is not drawn from the data" for name in old]
-    strays = figures.strays(folder, _PLOTS, results)
+    strays = render.strays(folder, _PLOTS, results)
     return lines + [f"{shown(_PLOTS)}/{name}.svg is drawn by nothing any more: delete it" for name in strays]
 
 
