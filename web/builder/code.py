@@ -1,19 +1,23 @@
-"""Code in colours, whole and as what changed: lines of HTML, made once for each file."""
+"""Code in colours, whole and as what changed: lines of HTML, made once for each file.
+
+Colours are those of elements with short names, as there are many: kt.css has them.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import html
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Number, String, _TokenType
 
 _LEXERS = {".cu": "cuda", ".cuh": "cuda", ".h": "cuda", ".py": "python"}
-_COLOURS = {Comment: "c", Keyword: "k", String: "s", Number: "m"}  # names and signs have that of the text
+_COLOURS = {Comment: "i", Keyword: "b", String: "var", Number: "u"}  # names and signs have that of the text
 _CONTEXT = 3  # lines that stay around a change
 
 Kind = Literal["same", "new", "gone"]
@@ -40,8 +44,13 @@ def lines(path: Path) -> tuple[Markup, ...]:
 
 
 def _coloured(token: _TokenType, text: str) -> Markup:
-    colour = _colour(token)
-    return Markup('<i class="{}">{}</i>').format(colour, text) if colour and text else escape(text)
+    colour, shown = _colour(token), escaped(text)
+    return Markup(f"<{colour}>{shown}</{colour}>") if colour and text.strip() else shown
+
+
+def escaped(text: str) -> Markup:
+    """Text between tags, where quotes may stay as they are."""
+    return Markup(html.escape(text, quote=False))
 
 
 @functools.cache
@@ -49,14 +58,39 @@ def _colour(token: _TokenType) -> str:
     return next((colour for kind, colour in _COLOURS.items() if kind in token.split()), "")
 
 
-def hunks(old: Path | None, new: Path) -> list[list[Line]]:
-    """What a step changes of the one before, in runs of lines with some around them; without one, nothing."""
-    if old is None:
-        return []
+class Hunk(list[Line]):
+    """Lines of a diff that lie together."""
+
+    @property
+    def before(self) -> int:
+        """How many lines of the old file lie before the hunk, as far as its own lines tell."""
+        gone = next((index for index, line in enumerate(self) if line.kind == "gone"), None)
+        if gone is None:
+            return 0
+        return self[gone].number - 1 - sum(line.kind == "same" for line in self[:gone])
+
+    @property
+    def after(self) -> int:
+        """How many lines of the new file lie before the hunk; where it has none of the new file, as many as before."""
+        first = next((line.number for line in self if line.kind != "gone"), self.before + 1)
+        return first - 1
+
+
+def whole(path: Path) -> Hunk:
+    """A file's lines, none of them changed."""
+    return Hunk(Line("same", number, line) for number, line in enumerate(lines(path), 1))
+
+
+def hunks(old: Path, new: Path) -> list[Hunk]:
+    """What a step changes of the one before, in runs of lines with some around them."""
     before, after = (path.read_text().splitlines() for path in (old, new))
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
     return [
-        [line for tag, i, i_end, j, j_end in group for line in _lines(tag, range(i, i_end), range(j, j_end), old, new)]
+        Hunk(
+            line
+            for tag, i, i_end, j, j_end in group
+            for line in _lines(tag, range(i, i_end), range(j, j_end), old, new)
+        )
         for group in matcher.get_grouped_opcodes(_CONTEXT)
     ]
 

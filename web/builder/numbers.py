@@ -1,20 +1,24 @@
 """Numbers of pages: each is written with the place of the row that it comes from, by which tests find it again.
 
-A source is ``FILE#CASE/BACKEND/STEP/QUANTITY``, with ``-`` for a baseline's step, or ``FILE#CASE/A|B/ratio`` for a
-comparison of two calls. FILE is a table of the GPU's folder, such as ``softmax.timings.csv``.
+A source is ``FILE#CASE/BACKEND/STEP/QUANTITY``, with ``-`` for a baseline's step, or ``FILE#CASE/A|B/HOW`` for a
+comparison of two calls: ``ratio`` is how many times faster A is, ``paired`` the same of times, ``multiple`` the ratio,
+or that of medians where no run timed both, and a quantity's name A's over B's. FILE is a table of the GPU's folder,
+such as ``softmax.timings.csv``.
 """
 
 from __future__ import annotations
 
 from markupsafe import Markup
 
-from kernel_twins.report.meaning import write
+from kernel_twins.report.figures import roofs, words
+from kernel_twins.report.meaning import judged, write
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judged import Judged
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.spec import Case, Name
 
 # Quantities that the bench gives; all others are ncu's.
-_TIMED = ("time", "rate", "ceiling_share", "error_over_torch")
+_TIMED = ("time", "rate", "ceiling_share", "error_over_torch", "paired", "multiple")
 
 
 def shown(text: str, value: float, source: str) -> Markup:
@@ -34,8 +38,56 @@ def quantity(results: Results, name: Name, case: Case, key: str) -> Markup:
     value = results.quantities(name, case)[key]
     if value is None:
         return Markup("–")
+    return shown(write.number(value), value, _source(results, case, call(name), key))
+
+
+def point(results: Results, name: Name, case: Case, key: str) -> Markup:
+    """Where a call stands under the roofs, ``key`` of roofs.point; a dash where it was not timed and profiled."""
+    value = roofs.point(results, case, name).get(key)
+    return Markup("–") if value is None else shown(write.number(value), value, _source(results, case, call(name), key))
+
+
+def came(results: Results, of: Judged, case: Case, before: Name | None) -> Markup:
+    """What a prediction was held against; empty where nothing was measured."""
+    judgement, name = of.judgement, Name(of.backend, of.step)
+    if judgement.actual is None:
+        return Markup()
+    key = judgement.prediction.quantity
+    if not judgement.prediction.relative or before is None:
+        return shown(of.came, judgement.actual, _source(results, case, call(name), key))
+    paired = key == "time" and results.ratio(case, name, before)
+    source = _source(results, case, f"{call(name)}|{call(before)}", "paired" if paired else key)
+    return shown(of.came, judgement.actual, source)
+
+
+def multiple_at(results: Results, case: Case, name: Name, against: Name) -> Markup:
+    """How many times as fast, of medians where no run timed both; a dash where either has no time."""
+    found = words.against(results, case, name, against)
+    if found is None:
+        return Markup("–")
+    return shown(words.times(found), found, _source(results, case, f"{call(name)}|{call(against)}", "multiple"))
+
+
+def predicted(results: Results) -> dict[str, int]:
+    """How many predictions that were frozen before measuring were hit, and how many were judged; retired ones count."""
+    steps = ((step, backend) for step in results.op.steps for backend in step.backends)
+    found = [each for step, backend in steps for each in judged.of_step(results, step, backend)]
+    outcomes = [
+        (each.judgement.verdict == "hit", each.missed)
+        for each in [*found, *judged.of_folded(results)]
+        if each.mark == "pre-registered"
+    ]
+    return {"hit": sum(hit for hit, _ in outcomes), "judged": sum(hit or missed for hit, missed in outcomes)}
+
+
+def count_predicted(results: Results, key: str) -> Markup:
+    value = predicted(results)[key]
+    return shown(str(value), value, f"predictions.csv#{results.op.name}/{key}")
+
+
+def _source(results: Results, case: Case, calls: str, key: str) -> str:
     table = "timings" if key in _TIMED else "counters"
-    return shown(write.number(value), value, f"{results.op.name}.{table}.csv#{case.slug}/{call(name)}/{key}")
+    return f"{results.op.name}.{table}.csv#{case.slug}/{calls}/{key}"
 
 
 def ratio(results: Results, case: Case, name: Name, against: Name) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from kernel_twins import OPS
 from kernel_twins.report.rows.base import ROOT
 
 _STEP = re.compile(r"(v\d\d_\w+).*")
-_SOURCES = {".cu", ".cuh", ".h", ".cpp", ".py"}
+_LINKED = re.compile(r"\]\(([^)#]+\.(?:cuh?|h|cpp|py))(?:#[^)]*)?\)")
 
 
 def page(path: Path) -> str | None:
@@ -25,14 +26,22 @@ def page(path: Path) -> str | None:
         return f"log/{stem}.html"
     if path.parent == ROOT / "docs" and path.suffix == ".md":
         return f"ladders/{stem}.html" if stem in OPS else _DOCUMENTS.get(stem, f"docs/{stem}.html")
-    return f"source/{relative}.html" if path.suffix in _SOURCES and _is_kernel(relative) else None
+    return f"source/{relative}.html" if path in sources() else None
 
 
 _DOCUMENTS = {"glossary": "glossary.html", "README": "docs/index.html"}
 
 
-def _is_kernel(relative: str) -> bool:
-    return relative.startswith(("cuda-kernels/", "triton-kernels/"))
+@functools.cache
+def sources() -> frozenset[Path]:
+    """The files of kernels that have a page: those of steps, and those that prose links."""
+    steps = {
+        ROOT / op.file(step.name, backend) for op in OPS.values() for step in op.steps for backend in step.backends
+    }
+    prose = [ROOT / "README.md", ROOT / "KERNEL_LOG.md", *(ROOT / "docs").rglob("*.md")]
+    linked = {(page.parent / found).resolve() for page in prose for found in _LINKED.findall(page.read_text())}
+    kernels = (ROOT / "cuda-kernels", ROOT / "triton-kernels")
+    return frozenset(steps | {path for path in linked if path.is_file() and any(map(path.is_relative_to, kernels))})
 
 
 def fragment(place: str, anchor: str) -> str:

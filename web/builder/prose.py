@@ -13,7 +13,7 @@ from kernel_twins.report.rows.base import ROOT
 
 _STEP = re.compile(r"^## (v\d\d_\w+): .*$", re.MULTILINE)
 _MARKED = re.compile(r"<!-- ([\w:]+):begin -->\n.*?<!-- \1:end -->", re.DOTALL)
-_DRAWING = re.compile(r"^!\[[^\]]*\]\(drawings/([\w-]+)\.svg\)$", re.MULTILINE)
+_DRAWING = re.compile(r"^!\[([^\]]*)\]\(drawings/([\w-]+)\.svg\)$", re.MULTILINE)
 _LINK = re.compile(r'<a href="(?!https?://)([^"]*)">(.*?)</a>', re.DOTALL)
 
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
@@ -30,8 +30,8 @@ def without_marked(text: str) -> str:
     return _MARKED.sub("", text)
 
 
-def drawings(text: str) -> list[str]:
-    """The names of the drawings that a text shows."""
+def drawings(text: str) -> list[tuple[str, str]]:
+    """The drawings that a text shows: what each is told by, and its name."""
     return _DRAWING.findall(text)
 
 

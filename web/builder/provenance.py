@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from builder import called, contests, sampled
+from builder import called, contests, mix, numbers, sampled
 from builder.site import Site
+from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
@@ -27,7 +28,7 @@ def value(site: Site, source: str) -> float:
 
 
 def _cell(site: Site, op: str, key: str) -> float:
-    """``CASE/BACKEND/STEP/QUANTITY``, or ``CASE/BACKEND/STEP|BACKEND/STEP/ratio``, ``low`` or ``high``.
+    """``CASE/BACKEND/STEP/QUANTITY``, or ``CASE/BACKEND/STEP|BACKEND/STEP/HOW``, as numbers.py writes them.
 
     A quantity is one of the log's, or a counter by ncu's name.
     """
@@ -35,16 +36,31 @@ def _cell(site: Site, op: str, key: str) -> float:
     slug, _, rest = key.partition("/")
     case = _case(results, slug)
     call, _, quantity = rest.rpartition("/")
-    if quantity in ("ratio", "low", "high"):
+    if "|" in call:
         ours, theirs = (_name(each) for each in call.split("|"))
-        found = results.ratio(case, ours, theirs)
-        if found is None:
-            raise LookupError(f"no run timed both of {call} at {slug}")
-        return float(getattr(found, "value" if quantity == "ratio" else quantity))
-    known = {**results.counters(_name(call), case), **results.quantities(_name(call), case)}[quantity]
-    if known is None:
+        found = _compared(results, case, ours, theirs, quantity)
+    else:
+        found = _known(results, case, _name(call), quantity)
+    if found is None:
         raise LookupError(f"{quantity} of {call} was not measured at {slug}")
-    return known
+    return found
+
+
+def _compared(results: Results, case: Case, ours: Name, theirs: Name, how: str) -> float | None:
+    if how == "multiple":
+        return words.against(results, case, ours, theirs)
+    if how in ("ratio", "low", "high", "paired"):
+        ratio = results.ratio(case, ours, theirs)
+        if ratio is None:
+            return None
+        return 1 / ratio.value if how == "paired" else float(getattr(ratio, "value" if how == "ratio" else how))
+    now, was = (results.quantities(each, case)[how] for each in (ours, theirs))
+    return now / was if now is not None and was else None
+
+
+def _known(results: Results, case: Case, name: Name, quantity: str) -> float | None:
+    known = {**results.counters(name, case), **results.quantities(name, case), **roofs.point(results, case, name)}
+    return known[quantity]
 
 
 def _case(results: Results, slug: str) -> Case:
@@ -63,16 +79,27 @@ def _figure(site: Site, _: str, key: str) -> float:
     return contests.figure(contests.chosen(contests.of(site), choice), backend, figure)
 
 
-def _compiled(site: Site, op: str, key: str) -> float:
-    """``OP/STEP/BACKEND/KERNEL/COLUMN`` of the static rows."""
-    head, _, column = key.rpartition("/")
-    return float(_static()[head][column])
+def _compiled(site: Site, _: str, key: str) -> float:
+    """``OP/STEP/BACKEND/KERNEL/COLUMN`` of the static rows, or ``COLUMN/min`` or ``max`` over a step's kernels."""
+    head, _, last = key.rpartition("/")
+    if last not in ("min", "max"):
+        return float(_static()[head][last])
+    op, step, backend, column = head.split("/")
+    found = [int(row[column]) for row in mix.compiled(op, step, backend)]
+    return float(min(found) if last == "min" else max(found))
 
 
 @functools.cache
 def _static() -> dict[str, dict[str, str]]:
     rows = store.read(static.FILE, static.STATIC).to_dict("records")
     return {"/".join(row[key] for key in static.KEY): row for row in rows}
+
+
+def _predicted(site: Site, _: str, key: str) -> float:
+    """``OP/VERDICT``: how many predictions that were frozen before measuring had it, or ``OP/judged``: either."""
+    op, _, verdict = key.partition("/")
+    results = next(each for each in site.measured if each.op.name == op)
+    return float(numbers.predicted(results)[verdict])
 
 
 # A page that shows numbers of another table adds it here.
@@ -82,5 +109,6 @@ RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "scoreboard": _figure,
     "sampled.csv": sampled.resolve,
     "functions.csv": called.resolve,
+    "predictions.csv": _predicted,
     static.FILE.name: _compiled,
 }

@@ -8,15 +8,17 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from builder import code, numbers, prose
-from kernel_twins.report.meaning import judged, write
+from builder import code, numbers, pictures, places, prose
+from builder.predictions import Question, questions
+from kernel_twins.report.figures import words
+from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.pages import headers
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 
-TITLES: dict[Backend, str] = {"cuda": "CUDA", "triton": "Triton"}
+TITLES: dict[Backend, str] = {backend: words.title(backend) for backend in BACKENDS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,44 +32,55 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
-    """What the step's author froze, and what came of it."""
-
-    quantity: str
-    claim: str
-    came: str
-    verdict: str
-    mark: str
-
-
-@dataclass(frozen=True, slots=True)
 class Twin:
-    """A step in one language."""
+    """A step in one language. ``compared`` is the step that its code is held against, empty at the first one."""
 
     backend: Backend
     title: str
     file: str
+    page: str
     case: str
     before: str
+    compared: str
     stale: bool
-    hunks: list[list[code.Line]]
+    hunks: list[code.Hunk]
     length: int
     moved: list[Moved]
     limit: str
-    predicted: list[Predicted]
+    questions: list[Question]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A language that has no such step, and why."""
+
+    backend: Backend
+    title: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A step of the ladder; ``gap`` says why it has no twin."""
+    """A step of the ladder in both languages, or with the reason for one's absence."""
 
     name: str
     title: str
     why: str
-    gap: str
     prose: Markup
     drawings: list[Markup]
-    twins: list[Twin]
+    sides: list[Twin | Gap]
+
+    @property
+    def twins(self) -> list[Twin]:
+        return [side for side in self.sides if isinstance(side, Twin)]
+
+    @property
+    def predicted(self) -> bool:
+        return any(twin.questions for twin in self.twins)
+
+    @property
+    def playable(self) -> bool:
+        return any(question.playable for twin in self.twins for question in twin.questions)
 
 
 def rungs(results: Results) -> list[Rung]:
@@ -78,40 +91,42 @@ def rungs(results: Results) -> list[Rung]:
 def _rung(results: Results, step: Step, text: str) -> Rung:
     op, page = results.op, ROOT / "docs" / f"{results.op.name}.md"
     title, why = headers.told(op, step)
-    drawn = [Markup((ROOT / "docs" / "drawings" / f"{name}.svg").read_text()) for name in prose.drawings(text)]
+    drawn = [pictures.figure(ROOT / "docs" / "drawings" / f"{name}.svg", told) for told, name in prose.drawings(text)]
     told = prose.html(prose.without_marked(text), page)
-    twins = [_twin(results, step, backend) for backend in BACKENDS if backend in step.backends]
-    return Rung(step.name, title, why, step.gap, told, drawn, twins)
+    sides: list[Twin | Gap] = [
+        _twin(results, step, backend) if backend in step.backends else Gap(backend, TITLES[backend], step.gap)
+        for backend in BACKENDS
+    ]
+    return Rung(step.name, title, why, told, drawn, sides)
 
 
 def _twin(results: Results, step: Step, backend: Backend) -> Twin:
     op, name = results.op, Name(backend, step.name)
     case = results.case_of(step, backend)
     previous = results.previous(step, backend, case) if case else None
-    file = _file(op, step, backend)
+    file, compared = _file(op, step, backend), previous or _earlier(op, step, backend)
     limit = results.limiter(name, case) if case else None
     return Twin(
         backend=backend,
         title=TITLES[backend],
         file=op.file(step.name, backend),
+        page=places.page(file) or "",
         case=case.slug if case else "",
         before=previous.name if previous else "",
+        compared=compared.name if compared else "",
         stale=results.stale(name),
-        hunks=code.hunks(_file(op, previous, backend) if previous else None, file),
+        hunks=code.hunks(_file(op, compared, backend), file) if compared else [code.whole(file)],
         length=len(code.lines(file)),
         moved=list(_moved(results, name, Name(backend, previous.name) if previous else None, case)) if case else [],
         limit=limit.told() if limit else "",
-        predicted=[
-            Predicted(
-                QUANTITIES[each.judgement.prediction.quantity].title,
-                each.claim,
-                each.came,
-                each.judgement.verdict,
-                each.mark,
-            )
-            for each in judged.of_step(results, step, backend)
-        ],
+        questions=questions(results, step, backend),
     )
+
+
+def _earlier(op: Op, step: Step, backend: Backend) -> Step | None:
+    ladder = op.steps_of(backend)
+    index = ladder.index(step)
+    return ladder[index - 1] if index else None
 
 
 def _moved(results: Results, name: Name, before: Name | None, case: Case) -> Iterator[Moved]:
@@ -120,9 +135,12 @@ def _moved(results: Results, name: Name, before: Name | None, case: Case) -> Ite
     for key, quantity in QUANTITIES.items():
         if after[key] is None:
             continue
-        heading = f"rate, {results.rate_unit}" if key == "rate" else quantity.heading
-        shown = numbers.quantity(results, before, case, key) if before else Markup("")
-        yield Moved(heading, shown, numbers.quantity(results, name, case, key), write.change(was[key], after[key]))
+        yield Moved(
+            f"rate, {results.rate_unit}" if key == "rate" else quantity.heading,
+            numbers.quantity(results, before, case, key) if before else Markup(),
+            numbers.quantity(results, name, case, key),
+            write.change(was[key], after[key]),
+        )
 
 
 def _file(op: Op, step: Step, backend: Backend) -> Path:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.figures import cases, ladder, roofline, sampled, sizes, style
 from kernel_twins.report.figures.groups import groups
+from kernel_twins.report.figures.roofs import paths
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import Op
 
@@ -86,7 +87,7 @@ def _figures(folder: Path, loaded: list[Results]) -> dict[str, tuple[str, Callab
             figures[f"{op.name}-cases"] = (digest, partial(cases.draw, each, others))
         figures[f"{op.name}-ladder"] = (digest, partial(ladder.draw, each))
     ceilings = results[0].ceilings if results else None
-    if ceilings is not None and any(roofline.paths(each) for each in results):
+    if ceilings is not None and any(paths(each) for each in results):
         digest = _digest((path for each in results for path in _rows(folder, each.op)), ceilings)
         figures["roofline"] = (digest, partial(roofline.draw, results, ceilings))
     cells = sampled.read(folder)

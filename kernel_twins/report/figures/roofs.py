@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, Backend, Name
+from kernel_twins.spec import BACKENDS, Backend, Case, Name
+
+MEMORIES = ("dram", "l2")
 
 _SPLIT = "matmul_tf32x3"  # fp32 products by tensor cores, whose ceiling in the spec is what it is compared with
 _PRODUCTS, _BF16_OVER_TF32 = 3, 2
@@ -50,18 +51,32 @@ class Path:
     steps: tuple[tuple[str, float, float], ...]
 
 
-def paths(results: Results, moved: Literal["dram_bytes", "l2_bytes"] = "dram_bytes") -> list[Path]:
-    """Of the steps that were timed and profiled; ``moved`` are the bytes that FLOP are counted on."""
+def paths(results: Results) -> list[Path]:
+    """Of the steps that were timed and profiled."""
     op, found = results.op, []
     for backend in BACKENDS:
         steps = []
         for step in op.steps_of(backend):
-            name, case = Name(backend, step.name), op.profile_case_of(step, backend)
-            time = results.time_us(case, name) if case else None
-            megabytes = results.quantities(name, case)[moved] if case else None
-            if case and time and megabytes:
-                flops = op.flops(case)
-                steps.append((step.name, flops / (1e6 * megabytes), flops / time / 1e6))
+            case = op.profile_case_of(step, backend)
+            at = point(results, case, Name(backend, step.name)) if case else {}
+            if "dram_intensity" in at:
+                steps.append((step.name, at["dram_intensity"], at["tflops"]))
         if steps:
             found.append(Path(op.name, backend, tuple(steps)))
     return found
+
+
+def point(results: Results, case: Case, name: Name) -> dict[str, float]:
+    """Where a call stands under the roofs: ``tflops``, and FLOP a byte by the memory that moved them.
+
+    Those are ``dram_intensity`` and ``l2_intensity``, as far as they were counted; empty without a time.
+    """
+    time = results.time_us(case, name)
+    if not time:
+        return {}
+    flops, quantities = results.op.flops(case), results.quantities(name, case)
+    moved = {memory: quantities[f"{memory}_bytes"] for memory in MEMORIES}
+    return {
+        "tflops": flops / time / 1e6,
+        **{f"{memory}_intensity": flops / (1e6 * megabytes) for memory, megabytes in moved.items() if megabytes},
+    }

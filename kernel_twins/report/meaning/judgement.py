@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kernel_twins.report.meaning.predictions import Mark
-from kernel_twins.report.meaning.verdict import Ratio
+from kernel_twins.report.meaning.verdict import Ratio, Verdict
 from kernel_twins.report.rows.metrics import CYCLES, STALLS, top_stalls
 from kernel_twins.spec import Prediction
 
@@ -20,7 +20,8 @@ _INSTRUCTIONS = "smsp__inst_executed.sum"
 _L2_HIT = "lts__t_sector_hit_rate.pct"
 _TRAFFIC = {"dram_bytes", "dram_share", "bytes_over_minimum"}
 _TIMED = ("time", "rate", "ceiling_share")  # what the bench gives
-_NOISE = {True: 0.005, False: 0.01}  # of what the bench gives, and of counters: less than that is no change
+NOISE = {True: 0.005, False: 0.01}  # of what the bench gives, and of counters: less than that is no change
+_WENT: dict[Verdict, Direction] = {"FAST": "down", "SLOW": "up", "SAME": "same"}  # the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,8 @@ def direction(
     if before is None or after is None or not math.isfinite(before) or not math.isfinite(after):
         return None
     if quantity == "time" and time_ratio:
-        return {"FAST": "down", "SLOW": "up", "SAME": "same"}[time_ratio.verdict]
-    noise = _NOISE[quantity in _TIMED]
+        return _WENT[time_ratio.verdict]
+    noise = NOISE[quantity in _TIMED]
     return "down" if after < before * (1 - noise) else "up" if after > before * (1 + noise) else "same"
 
 

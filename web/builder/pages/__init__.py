@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from builder.pages import ladders, runs, scoreboard
 from builder.pages import compare, ladders, scoreboard
+from builder.pages import ladders, scoreboard, sources
 from builder.site import Site
 
 # By the name that ``build.py --only`` takes.
@@ -14,4 +15,5 @@ PAGES: dict[str, Callable[[Site], None]] = {
     "scoreboard": scoreboard.write,
     "runs": runs.write,
     "compare": compare.write,
+    "sources": sources.write,
 }
