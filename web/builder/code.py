@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import html
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,8 +18,18 @@ from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Number, String, _TokenType
 
 _LEXERS = {".cu": "cuda", ".cuh": "cuda", ".h": "cuda", ".py": "python"}
-_COLOURS = {Comment: "i", Keyword: "b", String: "var", Number: "u"}  # names and signs have that of the text
+# The first that fits; names and signs have the colour of the text.
+_COLOURS = {
+    Comment.PreprocFile: "var",
+    Comment.Preproc: "b",
+    Comment: "i",
+    Keyword: "b",
+    String: "var",
+    Number: "u",
+}
 _CONTEXT = 3  # lines that stay around a change
+
+_HEADER = re.compile(r'\A(?:(?://[^\n]*\n)+|""".*?"""\n)', re.DOTALL)
 
 Kind = Literal["same", "new", "gone"]
 
@@ -74,6 +85,12 @@ class Hunk(list[Line]):
         """How many lines of the new file lie before the hunk; where it has none of the new file, as many as before."""
         first = next((line.number for line in self if line.kind != "gone"), self.before + 1)
         return first - 1
+
+
+def header(path: Path) -> int:
+    """How many lines the comment or docstring takes that a file begins with."""
+    found = _HEADER.match(path.read_text())
+    return len(found[0].splitlines()) if found else 0
 
 
 def whole(path: Path) -> Hunk:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from markupsafe import Markup, escape
 
 Points = Sequence[tuple[float, float]]
 
-_LEADS = (1, 2, 5)
-_FINE = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+_LEADS = (1, 2, 5, 3, 1.5, 7, 8, 9, 1.2, 1.1, 6, 4)  # the roundest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +34,27 @@ class Axis:
         return self.start + share * (self.end - self.start)
 
     def ticks(self, apart: float) -> list[float]:
-        """Round values inside of the range, at least so many pixels apart."""
-        for step in self._steps():
-            inside = [value for value in step if self.low <= value <= self.high]
-            places = [self.at(value) for value in inside]
-            if len(inside) > 1 and all(abs(a - b) >= apart for a, b in pairwise(places)):
-                return inside
-        return [self.low, self.high]
+        """Round values inside of the range, at least so many pixels apart: the roundest first."""
+        found: list[float] = []
+        for value in self._round():
+            if self.low <= value <= self.high and all(abs(self.at(value) - self.at(each)) >= apart for each in found):
+                found.append(value)
+        return sorted(found)
 
-    def _steps(self) -> Iterable[list[float]]:
-        """Candidates for ticks, from fine to coarse."""
+    def _round(self) -> Iterator[float]:
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            for leads in (_FINE, _LEADS, (1, 3), (1,)):
-                yield [lead * 10.0**power for power in powers for lead in leads]
-            yield [10.0**power for power in powers if power % 2 == 0]
+            yield from sorted((lead * 10.0**power for lead in _LEADS for power in powers), key=_roundness)
         else:
-            unit = 10.0 ** math.floor(math.log10(self.high - self.low) - 2)
-            for power in range(4):
-                for lead in _LEADS:
-                    step = lead * unit * 10**power
-                    yield [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+            step = 10.0 ** math.ceil(math.log10(self.high - self.low))
+            for parts in (1, 2, 5, 10, 20, 50):
+                yield from (n * step / parts for n in range(math.ceil(self.low * parts / step), parts + 1))
+
+
+def _roundness(value: float) -> tuple[int, float]:
+    """One before its powers of ten, these before their doubles and halves, and so on."""
+    lead = round(value / 10.0 ** math.floor(math.log10(value) + 1e-9), 3)
+    return _LEADS.index(lead), abs(math.log(value))
 
 
 class Plot:

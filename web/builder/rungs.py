@@ -33,7 +33,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A step in one language. ``compared`` is the step that its code is held against, empty at the first one."""
+    """A step in one language. ``compared`` is the step that its code is held against, empty at the first one.
+
+    ``words`` are the hunks of the file's header, which the page tells, ``hunks`` those of the code.
+    """
 
     backend: Backend
     title: str
@@ -43,6 +46,7 @@ class Twin:
     before: str
     compared: str
     stale: bool
+    words: list[code.Hunk]
     hunks: list[code.Hunk]
     length: int
     moved: list[Moved]
@@ -75,12 +79,12 @@ class Rung:
         return [side for side in self.sides if isinstance(side, Twin)]
 
     @property
-    def predicted(self) -> bool:
-        return any(twin.questions for twin in self.twins)
+    def gaps(self) -> list[Gap]:
+        return [side for side in self.sides if isinstance(side, Gap)]
 
     @property
-    def playable(self) -> bool:
-        return any(question.playable for twin in self.twins for question in twin.questions)
+    def predicted(self) -> bool:
+        return any(twin.questions for twin in self.twins)
 
 
 def rungs(results: Results) -> list[Rung]:
@@ -105,6 +109,7 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
     case = results.case_of(step, backend)
     previous = results.previous(step, backend, case) if case else None
     file, compared = _file(op, step, backend), previous or _earlier(op, step, backend)
+    told, changed = _hunks(_file(op, compared, backend) if compared else None, file)
     limit = results.limiter(name, case) if case else None
     return Twin(
         backend=backend,
@@ -115,12 +120,23 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
         before=previous.name if previous else "",
         compared=compared.name if compared else "",
         stale=results.stale(name),
-        hunks=code.hunks(_file(op, compared, backend), file) if compared else [code.whole(file)],
+        words=told,
+        hunks=changed,
         length=len(code.lines(file)),
         moved=list(_moved(results, name, Name(backend, previous.name) if previous else None, case)) if case else [],
         limit=limit.told() if limit else "",
         questions=questions(results, step, backend),
     )
+
+
+def _hunks(old: Path | None, new: Path) -> tuple[list[code.Hunk], list[code.Hunk]]:
+    """What a step changes in its file's header, and in the code; of the first one, the whole file."""
+    ends = {"gone": code.header(old) if old else 0, "new": code.header(new), "same": code.header(new)}
+    told, changed = [], []
+    for hunk in code.hunks(old, new) if old else [code.whole(new)]:
+        told.append(code.Hunk(line for line in hunk if line.number <= ends[line.kind]))
+        changed.append(code.Hunk(line for line in hunk if line.number > ends[line.kind]))
+    return [hunk for hunk in told if hunk], [hunk for hunk in changed if hunk]
 
 
 def _earlier(op: Op, step: Step, backend: Backend) -> Step | None:

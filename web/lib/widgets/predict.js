@@ -29,6 +29,7 @@
     const open = Object.keys(state.answers).length - judged.length;
     const you = judged.filter((each) => each.you === each.went).length;
     const author = judged.filter((each) => each.author === "hit").length;
+    if (!judged.length && !open) return "";
     const rest = open ? `; ${open} open` : "";
     return `You ${you} of ${judged.length}, the author ${author} of ${judged.length}${rest}.`;
   }
