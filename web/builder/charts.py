@@ -127,10 +127,14 @@ def sizes(results: Results) -> Chart | None:
         _series(plot, group, points, x, y)
         left += each * len(x) + _GAP
     names = [*op.baselines, *BACKENDS]
-    rows = [(case.slug, _multiples(results, case, points[case], names)) for group in shown for case in group.cases]
+    rows = [
+        (case.slug if axis else f"{number}: {case.slug}", _multiples(results, case, points[case], names))
+        for number, case in enumerate((case for group in shown for case in group.cases), 1)
+    ]
     told = words.reached(points.values()) or "no language has a time"
     heading = ["case", *map(words.title, names)]
-    caption = f"by {axis.label}" if axis else "by case, in the order of the table"
+    hollow = "; hollow marks are rows that are not aligned" if axis and any(group.is_odd for group in shown) else ""
+    caption = f"by {axis.label}{hollow}" if axis else "by case, numbered as in the table"
     return Chart(plot.svg(f"Speed over the best baseline's {caption}: {told}.", "sizes"), heading, rows, caption)
 
 

@@ -73,6 +73,11 @@ class Hunk(list[Line]):
     """Lines of a diff that lie together."""
 
     @property
+    def changes(self) -> bool:
+        """Whether any of its lines is new or gone."""
+        return any(line.kind != "same" for line in self)
+
+    @property
     def before(self) -> int:
         """How many lines of the old file lie before the hunk, as far as its own lines tell."""
         gone = next((index for index, line in enumerate(self) if line.kind == "gone"), None)

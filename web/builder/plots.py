@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -35,20 +35,21 @@ class Axis:
 
     def ticks(self, apart: float) -> list[float]:
         """Round values inside of the range, at least so many pixels apart: the roundest first."""
+        if not self.log:
+            return self._even(apart)
         found: list[float] = []
-        for value in self._round():
+        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+        for value in sorted((lead * 10.0**power for lead in _LEADS for power in powers), key=_roundness):
             if self.low <= value <= self.high and all(abs(self.at(value) - self.at(each)) >= apart for each in found):
                 found.append(value)
         return sorted(found)
 
-    def _round(self) -> Iterator[float]:
-        if self.log:
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            yield from sorted((lead * 10.0**power for lead in _LEADS for power in powers), key=_roundness)
-        else:
-            step = 10.0 ** math.ceil(math.log10(self.high - self.low))
-            for parts in (1, 2, 5, 10, 20, 50):
-                yield from (n * step / parts for n in range(math.ceil(self.low * parts / step), parts + 1))
+    def _even(self, apart: float) -> list[float]:
+        """Multiples of the smallest round step that is as long as that."""
+        least = apart * (self.high - self.low) / abs(self.end - self.start)
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(lead * power for lead in (1, 2, 5, 10) if lead * power >= least)
+        return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
 
 
 def _roundness(value: float) -> tuple[int, float]:

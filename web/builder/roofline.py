@@ -16,6 +16,7 @@ from kernel_twins.spec import BACKENDS, Name, Step
 
 _WIDE, _HIGH, _LEFT, _RIGHT, _TOP, _BOTTOM = 600, 360, 54, 14, 14, 42
 _SPAN = 10.0  # of an axis at least, as a factor
+_LABEL = 0.75  # of a roof's length, from its lower end
 _ROOM = 1.6  # around the points, as a factor
 _TITLES = {"dram": "DRAM", "l2": "L2"}
 
@@ -82,7 +83,7 @@ def _roofs(plot: Plot, op: str, ceilings: Ceilings, x: Axis, y: Axis) -> None:
         if begin < end:
             plot.begin(memory)
             plot.line([(x.at(begin), y.at(slope * begin)), (x.at(end), y.at(slope * end))], "roof")
-            middle = (begin * end) ** 0.5
+            middle = begin * (end / begin) ** _LABEL
             told = f"{_TITLES[memory]} {1e3 * slope:,.0f} GB/s"
             plot.text(x.at(middle) - 6, y.at(slope * middle) - 4, told, "tick end")
             plot.end()

@@ -136,7 +136,7 @@ def _hunks(old: Path | None, new: Path) -> tuple[list[code.Hunk], list[code.Hunk
     for hunk in code.hunks(old, new) if old else [code.whole(new)]:
         told.append(code.Hunk(line for line in hunk if line.number <= ends[line.kind]))
         changed.append(code.Hunk(line for line in hunk if line.number > ends[line.kind]))
-    return [hunk for hunk in told if hunk], [hunk for hunk in changed if hunk]
+    return [hunk for hunk in told if hunk], [hunk for hunk in changed if hunk.changes or (hunk and not old)]
 
 
 def _earlier(op: Op, step: Step, backend: Backend) -> Step | None:

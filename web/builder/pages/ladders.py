@@ -13,6 +13,7 @@ from builder.site import Site
 from kernel_twins.report.figures import words
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import NOISE
+from kernel_twins.report.meaning.write import unbroken
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.spec import BACKENDS, Backend, Op
 
@@ -80,7 +81,7 @@ def write(site: Site) -> None:
             sizes=charts.sizes(results),
             mix=mix.mix(results.op),
             series=[(name, words.title(name)) for name in (*BACKENDS, *results.op.baselines)],
-            noise={timed: f"{100 * share:g} %" for timed, share in NOISE.items()},
+            noise={timed: unbroken(f"{100 * share:g} %") for timed, share in NOISE.items()},
         )
 
 
