@@ -15,7 +15,7 @@ from builder import code, numbers
 from builder.rungs import TITLES
 from kernel_twins.compiler.disassembly import CLASSES
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.report.meaning.quantities import QUANTITIES, Sum
+from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.report.rows.metrics import METRICS, STALLS, stall_metric
 from kernel_twins.report.rows.recorded import CONDITIONS, times_us
@@ -28,18 +28,13 @@ def words() -> dict[str, Any]:
     """The quantities with their formulas, the counters, the stalls, and the classes of instructions."""
     return {
         "quantities": [
-            {"key": key, "heading": each.heading, "formula": _formula(each.formula)} for key, each in QUANTITIES.items()
+            {"key": key, "heading": each.heading, "formula": dataclasses.asdict(each.compute)}
+            for key, each in QUANTITIES.items()
         ],
         "metrics": [{"key": each.name, "meaning": each.meaning, "unit": each.unit} for each in METRICS.values()],
         "stalls": [{"key": stall_metric(stall), "name": stall, "meaning": told} for stall, told in STALLS.items()],
         "sass": list(SASS),
     }
-
-
-def _formula(formula: Any) -> dict[str, Any] | None:
-    if formula is None:
-        return None
-    return {"kind": "sum" if isinstance(formula, Sum) else "quotient", **dataclasses.asdict(formula)}
 
 
 def payload(results: Results, rows: pd.DataFrame) -> dict[str, Any]:

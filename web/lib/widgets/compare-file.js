@@ -56,7 +56,7 @@ KT.report = (() => {
       kernel: each.kernel,
       counters: each.counters,
       units: each.units,
-      values: words.quantities.map(({ formula }) => (formula ? KT.report.compute(formula, each.counters) : null)),
+      values: words.quantities.map(({ formula }) => KT.report.compute(formula, each.counters)),
       cell: {},
     }));
   }
@@ -65,15 +65,14 @@ KT.report = (() => {
     return kernel.replace(/^void /, "").replace(/[<(].*$/s, "").split("::").at(-1) || kernel.slice(0, 40);
   }
 
-  // A quantity from counters; null where one is missing.
+  // A quantity from counters; null where its formula has none, one is missing, or the one below is 0.
   function compute(formula, counters) {
-    const known = (name) => counters.get(name) ?? null;
-    if (formula.kind === "sum") {
-      const values = formula.names.map(known);
-      return values.includes(null) ? null : formula.scale * values.reduce((sum, value) => sum + value, 0);
-    }
-    const [above, below] = [known(formula.above), known(formula.below)];
-    return above === null || !below ? null : (formula.scale * above) / below;
+    const above = formula.above.map((name) => counters.get(name) ?? null);
+    if (!above.length || above.includes(null)) return null;
+    const total = formula.scale * above.reduce((sum, value) => sum + value, 0);
+    if (!formula.below) return total;
+    const below = counters.get(formula.below);
+    return below ? total / below : null;
   }
 
   return { text, parse, compute };
