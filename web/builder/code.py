@@ -122,3 +122,13 @@ def _lines(tag: str, left: range, right: range, old: Path, new: Path) -> list[Li
         return [Line("same", n + 1, lines(new)[n]) for n in right]
     gone = [Line("gone", n + 1, lines(old)[n]) for n in left]
     return [*gone, *(Line("new", n + 1, lines(new)[n]) for n in right)]
+
+
+def block(text: str, language: str) -> str:
+    """A block of prose in colours, as an element; without a language as it is."""
+    tokens = get_lexer_by_name(language or "text", stripnl=False).get_tokens(text)
+    return str(
+        Markup('<pre class="code" tabindex="0"><code>{}</code></pre>\n').format(
+            Markup().join(_coloured(token, part) for token, part in tokens)
+        )
+    )

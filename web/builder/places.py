@@ -18,18 +18,25 @@ def page(path: Path) -> str | None:
     if not path.is_relative_to(ROOT) or not path.is_file():
         return None
     relative, stem = path.relative_to(ROOT).as_posix(), path.stem
-    if relative == "README.md":
-        return "index.html"
-    if relative == "KERNEL_LOG.md":
-        return "log/index.html"
+    if relative in _SPECIAL:
+        return _SPECIAL[relative]
     if path.parent == ROOT / "docs" / "log" and path.suffix == ".md":
         return f"log/{stem}.html"
     if path.parent == ROOT / "docs" and path.suffix == ".md":
-        return f"ladders/{stem}.html" if stem in OPS else _DOCUMENTS.get(stem, f"docs/{stem}.html")
+        return f"ladders/{stem}.html" if stem in OPS else f"docs/{stem}.html"
     return f"source/{relative}.html" if path in sources() else None
 
 
-_DOCUMENTS = {"glossary": "glossary.html", "README": "docs/index.html"}
+# Pages of another name, or at another place, than their files.
+_SPECIAL = {
+    "README.md": "index.html",
+    "KERNEL_LOG.md": "log/index.html",
+    "docs/README.md": "docs/index.html",
+    "docs/glossary.md": "glossary.html",
+    "hardware-survey/results/h100-sxm.md": "survey.html",
+}
+# Pages that are not their files' text, and so have not their headings.
+_RETOLD = ("index.html",)
 
 
 @functools.cache
@@ -45,6 +52,11 @@ def sources() -> frozenset[Path]:
 
 
 def fragment(place: str, anchor: str) -> str:
-    """An anchor of Markdown as the site has it: on a ladder's page a step is named as its file is."""
+    """An anchor of Markdown as the site has it: on a ladder's page a step is named as its file is.
+
+    Empty where the page is no rendering of its file.
+    """
+    if place in _RETOLD:
+        return ""
     step = _STEP.fullmatch(anchor)
     return step[1] if step and place.startswith("ladders/") else anchor
