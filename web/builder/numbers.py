@@ -90,6 +90,14 @@ def _source(results: Results, case: Case, calls: str, key: str) -> str:
     return f"{results.op.name}.{table}.csv#{case.slug}/{calls}/{key}"
 
 
+def counter(results: Results, name: Name, case: Case, metric: str) -> Markup:
+    """One of ncu's counters of a call, to three digits; a dash where it was not recorded."""
+    value = results.counters(name, case).get(metric)
+    if value is None:
+        return Markup("–")
+    return shown(write.number(value), value, f"{results.op.name}.counters.csv#{case.slug}/{call(name)}/{metric}")
+
+
 def ratio(results: Results, case: Case, name: Name, against: Name) -> Markup:
     """How many times faster a call is than another one; a dash where no run timed both."""
     found = results.ratio(case, name, against)

@@ -60,7 +60,7 @@ def _compared(results: Results, case: Case, ours: Name, theirs: Name, how: str) 
 
 def _known(results: Results, case: Case, name: Name, quantity: str) -> float | None:
     known = {**results.counters(name, case), **results.quantities(name, case), **roofs.point(results, case, name)}
-    return known[quantity]
+    return known.get(quantity)
 
 
 def _case(results: Results, slug: str) -> Case:

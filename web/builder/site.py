@@ -9,11 +9,13 @@ from pathlib import Path
 
 import jinja2
 
+from builder import marking
 from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.report.meaning import analysis
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows.base import DATA
 
+GLOSSARY = "glossary.html"
 WEB = Path(__file__).resolve().parents[1]
 
 # What the head of every page leads to: title and place, in reading order.
@@ -25,7 +27,8 @@ NAVIGATION = (
     ("Survey", "survey.html"),
     ("Method", "method.html"),
     ("Interview", "interview.html"),
-    ("Glossary", "glossary.html"),
+    ("Glossary", GLOSSARY),
+    ("Docs", "docs/index.html"),
 )
 
 
@@ -63,19 +66,23 @@ class Site:
         styles: Sequence[str] = (),
         **given: object,
     ) -> None:
-        """Write a page. ``about`` is its description; ``scripts`` load in their order, ``styles`` after kt.css."""
+        """Write a page, with links from its words to the glossary.
+
+        ``about`` is its description; ``scripts`` load in their order, ``styles`` after kt.css.
+        """
+        root = "../" * place.count("/")
         page = self._environment.get_template(template).render(
             title=title,
             about=about,
             place=place,
-            root="../" * place.count("/"),
+            root=root,
             navigation=NAVIGATION,
             scripts=scripts,
             styles=styles,
             origin=f"Measured on an {REFERENCE_GPU}.",
             **given,
         )
-        self._file(place).write_text(page)
+        self._file(place).write_text(marking.marked(page, root) if place != GLOSSARY else page)
 
     def payload(self, name: str, value: object) -> None:
         """Write data that a page loads on demand, by ``KT.load(name)``: a script, as a page on disk cannot fetch."""
