@@ -13,7 +13,7 @@ from pathlib import Path
 
 PATH = Path(__file__).parent / "datasheets.csv"
 
-_COLUMNS = (
+COLUMNS = (
     ("CC", "compute_capability"),
     ("SMs", "multiprocessors"),
     ("fp32", "fp32"),
@@ -72,10 +72,10 @@ def table(here: str = "") -> str:
     sheets = sorted(load().values(), key=lambda sheet: sheet.value("memory_bandwidth") or 0)
     rows = []
     for sheet in sheets:
-        texts = [sheet.name, *(sheet.cells[key].text if key in sheet.cells else "-" for _, key in _COLUMNS)]
+        texts = [sheet.name, *(sheet.cells[key].text if key in sheet.cells else "-" for _, key in COLUMNS)]
         rows.append([f"**{text}**" for text in texts] if sheet.gpu == here else texts)
     note = "Rates in TFLOP/s (int8: TOP/s), dense, fp32 accumulators. The source of each figure is in datasheets.csv."
-    return markdown(["GPU", *(title for title, _ in _COLUMNS)], rows) + f"\n{note}\n"
+    return markdown(["GPU", *(title for title, _ in COLUMNS)], rows) + f"\n{note}\n"
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -44,7 +44,7 @@ def render(survey: Mapping[str, Any]) -> str:
             "",
             "## What it is",
             "",
-            datasheets.markdown(["", ""], _identity(device)),
+            datasheets.markdown(["", ""], identity(device)),
             "## Measured ceilings",
             "",
             "Median of n samples and their interquartile range (IQR), on random data; clocks, power, temperature and "
@@ -64,20 +64,21 @@ def render(survey: Mapping[str, Any]) -> str:
     )
 
 
-def _identity(device: Mapping[str, Any]) -> list[list[str]]:
+def identity(device: Mapping[str, Any]) -> list[list[str]]:
+    """What the device says of itself: rows of a title and a text."""
     link = f"generation {_text(device['pcie_generation'])}, {_text(device['pcie_width'])} lanes"
     clocks = f"SM {_text(device['sm_clock_max_mhz'])} MHz, memory {_text(device['memory_clock_max_mhz'])} MHz"
     return [
         ["compute capability", device["compute_capability"]],
         ["multiprocessors", str(device["multiprocessors"])],
         ["highest clocks", clocks],
-        ["memory", f"{_number(device['memory_bytes'] / 1024**3)} GiB, bus of {_text(device['memory_bus_bits'])} bits"],
+        ["memory", f"{number(device['memory_bytes'] / 1024**3)} GiB, bus of {_text(device['memory_bus_bits'])} bits"],
         ["L2", _kib(device["l2_bytes"])],
         ["shared memory per multiprocessor", _kib(device["shared_memory_per_multiprocessor_bytes"])],
         ["shared memory per block, opted in", _kib(device["shared_memory_per_block_bytes"])],
         ["registers per multiprocessor", f"{device['registers_per_multiprocessor']:,}"],
         ["threads per multiprocessor", f"{device['threads_per_multiprocessor']:,}"],
-        ["power limit", f"{_number(device['power_limit_w'])} W"],
+        ["power limit", f"{number(device['power_limit_w'])} W"],
         ["PCIe", link],
         ["ECC, MIG", f"{_switch(device['ecc'])}, {_switch(device['mig'])}"],
         ["UUID (SHA-256, 12 digits)", _text(device["uuid_sha256_12"])],
@@ -92,18 +93,23 @@ def _measurements(survey: Mapping[str, Any], sheet: datasheets.Datasheet | None)
         limit = datasheet_limit(name, survey["device"], sheet)
         rows.append(
             [
-                _LABELS.get(name) or name.replace("mm_bf16_", "bf16 tensor, torch.mm "),
-                _number(measurement["value"]),
+                label(name),
+                number(measurement["value"]),
                 measurement["unit"].replace("us", "µs"),
                 f"{100 * measurement['iqr'] / measurement['value']:.1f} %",
                 str(measurement["n"]),
                 f"{100 * measurement['value'] / limit:.1f} %" if limit else "-",
-                *(_number(measurement[key]) for key in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "power_max_w")),
-                _number(measurement["temperature_c"]),
+                *(number(measurement[key]) for key in ("sm_clock_mhz", "memory_clock_mhz", "power_w", "power_max_w")),
+                number(measurement["temperature_c"]),
                 _text(measurement["throttle"]).replace("+", ", "),
             ]
         )
     return datasheets.markdown(titles, rows)
+
+
+def label(name: str) -> str:
+    """What a measurement is of, in words."""
+    return _LABELS.get(name) or name.replace("mm_bf16_", "bf16 tensor, torch.mm ")
 
 
 def datasheet_limit(name: str, device: Mapping[str, Any], sheet: datasheets.Datasheet | None) -> float | None:
@@ -129,11 +135,11 @@ def datasheet_limit(name: str, device: Mapping[str, Any], sheet: datasheets.Data
 
 def _balance(survey: Mapping[str, Any]) -> str:
     points = Ceilings.of(survey).balance_points()
-    rows = [[kind, _number(points[f"{kind}_dram"]), _number(points[f"{kind}_l2"])] for kind in ("fp32", "bf16")]
+    rows = [[kind, number(points[f"{kind}_dram"]), number(points[f"{kind}_l2"])] for kind in ("fp32", "bf16")]
     return datasheets.markdown(["FLOP per byte", "device memory", "L2"], rows)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Four significant digits, thousands apart."""
     if value is None:
         return "-"
@@ -149,4 +155,4 @@ def _switch(value: bool | None) -> str:
 
 
 def _kib(size: int) -> str:
-    return f"{_number(size / 1024)} KiB"
+    return f"{number(size / 1024)} KiB"

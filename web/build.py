@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "web")]
+sys.path[:0] = [str(ROOT), str(ROOT / "web"), str(ROOT / "hardware-survey")]
 
 from builder.pages import PAGES  # noqa: E402
 from builder.site import Site  # noqa: E402

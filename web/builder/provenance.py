@@ -1,7 +1,7 @@
 """Numbers back to rows: a source, as ``<data data-src>`` names it, to the value that the committed data give.
 
-A source is ``TABLE#KEY``. TABLE is a file of the GPU's folder; KEY names a cell, in the table's own words. The kind of
-a table is its name without the operation: ``timings.csv`` for ``softmax.timings.csv``.
+A source is ``TABLE#KEY``. TABLE is a file of the GPU's folder, or of hardware-survey/; KEY names a cell, in the table's
+own words. The kind of a table is its name without the operation: ``timings.csv`` for ``softmax.timings.csv``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from builder import called, contests, mix, numbers, sampled
+from builder import called, chips, contests, mix, numbers, sampled
 from builder.site import Site
 from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import static
@@ -111,4 +111,6 @@ RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "functions.csv": called.resolve,
     "predictions.csv": _predicted,
     static.FILE.name: _compiled,
+    chips.SURVEY: lambda site, op, key: chips.survey_value(key),
+    chips.SHEETS: lambda site, op, key: chips.sheet_value(key),
 }

@@ -28,6 +28,7 @@ def _arranged(tokens: Sequence[Token], title: str) -> Iterator[Token]:
             seen[title] += 1
             name = title if seen[title] == 1 else f"{title}, table {seen[title]}"
             yield _html(_OPEN.format(name=name))
+            token.attrSet("class", "words")
             yield token
             yield _html(_CAPTION.format(name=name))
             continue

@@ -11,7 +11,7 @@ from kernel_twins.spec import BACKENDS, Backend, Case, Name
 
 MEMORIES = ("dram", "l2")
 
-_SPLIT = "matmul_tf32x3"  # fp32 products by tensor cores, whose ceiling in the spec is what it is compared with
+SPLIT = "matmul_tf32x3"  # fp32 products by tensor cores, whose ceiling in the spec is what it is compared with
 _PRODUCTS, _BF16_OVER_TF32 = 3, 2
 
 
@@ -20,7 +20,7 @@ def pipe_of(op: str, ceilings: Ceilings) -> tuple[str, float]:
 
     Of three TF32 products it is computed: a TF32 product runs at half the rate of a bf16 one, which was surveyed.
     """
-    if op == _SPLIT:
+    if op == SPLIT:
         return "3 × TF32", ceilings.bf16 / (_PRODUCTS * _BF16_OVER_TF32)
     return ("bf16 tensor", ceilings.bf16) if OPS[op].ceiling == "bf16" else ("fp32 FMA", ceilings.fp32)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from builder.pages import ladders, runs, scoreboard
 from builder.pages import compare, ladders, scoreboard
 from builder.pages import ladders, scoreboard, sources
+from builder.pages import docs, glossary, ladders, log, method, scoreboard, search, survey
 from builder.site import Site
 
 # By the name that ``build.py --only`` takes.
@@ -16,4 +17,10 @@ PAGES: dict[str, Callable[[Site], None]] = {
     "runs": runs.write,
     "compare": compare.write,
     "sources": sources.write,
+    "survey": survey.write,
+    "glossary": glossary.write,
+    "docs": docs.write,
+    "log": log.write,
+    "method": method.write,
+    "search": search.write,  # reads the others, and so comes last
 }

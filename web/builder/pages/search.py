@@ -1,0 +1,4 @@
+from builder.site import Site
+
+
+def write(site: Site) -> None: ...
