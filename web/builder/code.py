@@ -128,7 +128,7 @@ def block(text: str, language: str) -> str:
     """A block of prose in colours, as an element; without a language as it is."""
     tokens = get_lexer_by_name(language or "text", stripnl=False).get_tokens(text)
     return str(
-        Markup('<pre class="code" tabindex="0"><code>{}</code></pre>\n').format(
+        Markup('<pre class="code" tabindex="0"><code>{}</code></pre>').format(
             Markup().join(_coloured(token, part) for token, part in tokens)
         )
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from kernel_twins.report.meaning.analysis import Results
-from kernel_twins.spec import BACKENDS, Case, Name
+from kernel_twins.spec import BACKENDS, Backend, Case, Name
 
 WAIT = "cycles an issue"
 _DIFFER = ("%", WAIT)
@@ -24,6 +24,7 @@ class Move:
     """A number at the step before and at a step, at the case where the step is told of."""
 
     results: Results
+    backend: Backend
     case: Case
     before: Name
     after: Name
@@ -58,4 +59,4 @@ def _moves(measured: Iterable[Results], value: Value) -> Iterator[Move]:
                 names = Name(backend, previous.name), Name(backend, step.name)
                 was, now = (value(results, name, case) for name in names)
                 if was is not None and now is not None:
-                    yield Move(results, case, *names, (was, now))
+                    yield Move(results, backend, case, *names, (was, now))

@@ -20,7 +20,7 @@ _SIZE = re.compile(r'(<svg[^>]*?) width="([\d.]+)(?:pt)?" height="[\d.]+(?:pt)?"
 _UNTIDY = re.compile(r"\s*\n\s*")
 
 # By the part that a colour plays in drawings/primitives.py and in figures/style.py.
-_PARTS = {
+PARTS = {
     "ink": ("#1a1a1a", "#1f2328"),
     "faint": ("#555555", "#59636e", "#6c737b"),
     "card": ("#ffffff",),
@@ -49,7 +49,7 @@ _PARTS = {
     "library": ("#4d4d4d",),
     "flash4": ("#882255",),
 }
-_VARIABLES = {colour: f"var(--p-{part})" for part, colours in _PARTS.items() for colour in colours}
+_VARIABLES = {colour: f"var(--p-{part})" for part, colours in PARTS.items() for colour in colours}
 
 
 def figure(path: Path, told: str) -> Markup:

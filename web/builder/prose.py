@@ -34,7 +34,7 @@ _MARKDOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file of Markdown as a page: its title, what stands below, and its headings of the second level with their ids."""
+    """A file of Markdown as a page: title, text, and the headings of the second level with their ids."""
 
     title: str
     body: Markup
@@ -48,7 +48,9 @@ def document(page: Path, root: str) -> Document:
     if title is None:
         raise ValueError(f"{page.relative_to(ROOT)} must begin with a heading of the first level")
     body = _html(_TITLE.sub("", text), page, root, title[1])
-    return Document(plain(title[1]), body, [(Markup(found[2]).striptags(), found[1]) for found in _HEADING.finditer(body)])
+    return Document(
+        plain(title[1]), body, [(Markup(found[2]).striptags(), found[1]) for found in _HEADING.finditer(body)]
+    )
 
 
 def steps(op: str) -> tuple[str, dict[str, str]]:
@@ -112,4 +114,3 @@ def plain(text: str) -> str:
 
 def _words(token: Token) -> str:
     return "".join(" " if each.type == "softbreak" else each.content for each in token.children or [])
-

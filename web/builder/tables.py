@@ -13,7 +13,7 @@ _CAPTION = Markup('<caption class="unseen">{name}</caption>\n')
 
 
 def arranged(tokens: Sequence[Token], title: str) -> list[Token]:
-    """The tokens of a text whose tables are named after the heading above, or ``title``, and numbered from the second."""
+    """The tokens of a text whose tables are named after the heading above them, or ``title``."""
     return list(_arranged(tokens, title))
 
 

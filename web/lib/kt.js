@@ -11,11 +11,16 @@ const KT = {
 
   load(name) {
     if (KT.data.has(name)) return Promise.resolve(KT.data.get(name));
+    return KT.script(`data/${name}.js`).then(() => KT.data.get(name));
+  },
+
+  // Runs a script of the site, such as a library that few readers need.
+  script(place) {
     return new Promise((resolve, reject) => {
       const script = document.createElement("script");
-      script.src = `${KT.root}data/${name}.js`;
-      script.onload = () => resolve(KT.data.get(name));
-      script.onerror = () => reject(new Error(`data/${name}.js cannot be loaded`));
+      script.src = KT.root + place;
+      script.onload = () => resolve();
+      script.onerror = () => reject(new Error(`${place} cannot be loaded`));
       document.head.append(script);
     });
   },

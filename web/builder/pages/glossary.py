@@ -87,7 +87,7 @@ def _example(move: Move | None, shown: Callable[[Move, Name], Markup]) -> Exampl
     return Example(
         op=move.results.op.name,
         step=move.after.step or "",
-        language=TITLES[move.after.backend],
+        language=TITLES[move.backend],
         case=move.case.slug,
         before=shown(move, move.before),
         after=shown(move, move.after),

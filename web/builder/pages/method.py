@@ -32,7 +32,6 @@ def write(site: Site) -> None:
         prose=prose.html(path.read_text(), path, ""),
         columns=columns.values(),
         runs=[
-            (run["run"], [str(run[key]) for key in columns])
-            for run in store.read_runs(site.data).to_dict("records")
+            (run["run"], [str(run[key]) for key in columns]) for run in store.read_runs(site.data).to_dict("records")
         ],
     )

@@ -19,7 +19,7 @@ customElements.define(
 
     async enter(target) {
       const term = target.closest?.("a.term");
-      clearTimeout(this.leaving);
+      if (term === this.term || this.card.contains(target)) clearTimeout(this.leaving);
       if (!term || term === this.term) return;
       this.close();
       this.term = term;
