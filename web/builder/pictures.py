@@ -16,7 +16,7 @@ _PREAMBLE = re.compile(r"\A.*?(?=<svg)|<metadata>.*?</metadata>\s*|<title>.*?</t
 _COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _ID = re.compile(r'\s+id="([^"]*)"')
 _USED = re.compile(r'(?:url\(#|href="#)([^)"]+)')
-_SIZE = re.compile(r'(<svg[^>]*?) width="([\d.]+)(?:pt)?" height="[\d.]+(?:pt)?"')
+_SIZE = re.compile(r'(<svg[^>]*?) width="([\d.]+)(pt)?" height="[\d.]+(?:pt)?"')
 _UNTIDY = re.compile(r"\s*\n\s*")
 
 # By the part that a colour plays in drawings/primitives.py and in figures/style.py.
@@ -67,6 +67,8 @@ def svg(path: Path, told: str) -> Markup:
     text = _ID.sub(lambda found: f' id="{path.stem}-{found[1]}"' if found[1] in used else "", text)
     text = _USED.sub(lambda found: found[0][: -len(found[1])] + f"{path.stem}-{found[1]}", text)
     text = _COLOUR.sub(lambda found: _VARIABLES.get(found[0], found[0]), text)
-    text = _SIZE.sub(r'\1 style="width: \2px"', text, count=1)
+    text = _SIZE.sub(
+        lambda found: f'{found[1]} style="width: {float(found[2]) * (4 / 3 if found[3] else 1):g}px"', text
+    )
     label = Markup(' role="img" aria-label="{}">').format(told)
     return Markup(_UNTIDY.sub(" ", text.replace(">", str(label), 1)).strip())
