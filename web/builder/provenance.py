@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from builder import called, chips, contests, mix, numbers, sampled
+from builder import called, chips, claims, contests, mix, numbers, sampled
 from builder.site import Site
 from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import static
@@ -102,6 +102,16 @@ def _predicted(site: Site, _: str, key: str) -> float:
     return float(numbers.predicted(results)[verdict])
 
 
+def _rule(site: Site, _: str, key: str) -> float:
+    """A figure that a rule of claims.py takes from many rows."""
+    return claims.value(site.measured, key)
+
+
+def _ceiling(site: Site, _: str, key: str) -> float:
+    """A limit of the GPU, as its survey measured it."""
+    return float(getattr(site.measured[0].ceilings, key))
+
+
 # A page that shows numbers of another table adds it here.
 RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "timings.csv": _cell,
@@ -113,4 +123,6 @@ RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     static.FILE.name: _compiled,
     chips.SURVEY: lambda site, op, key: chips.survey_value(key),
     chips.SHEETS: lambda site, op, key: chips.sheet_value(key),
+    "rule": _rule,
+    "ceilings": _ceiling,
 }

@@ -8,10 +8,12 @@ from builder.pages import ladders, runs, scoreboard
 from builder.pages import compare, ladders, scoreboard
 from builder.pages import ladders, scoreboard, sources
 from builder.pages import docs, glossary, ladders, log, method, scoreboard, search, survey
+from builder.pages import front, interview, ladders, scoreboard
 from builder.site import Site
 
 # By the name that ``build.py --only`` takes.
 PAGES: dict[str, Callable[[Site], None]] = {
+    "front": front.write,
     "ladders": ladders.write,
     "scoreboard": scoreboard.write,
     "runs": runs.write,
@@ -23,4 +25,5 @@ PAGES: dict[str, Callable[[Site], None]] = {
     "log": log.write,
     "method": method.write,
     "search": search.write,  # reads the others, and so comes last
+    "interview": interview.write,
 }

@@ -1,0 +1,223 @@
+"""The front page's figures, each chosen by a rule over the rows: no hand picks a case, a step or a number.
+
+A figure's source is ``rule#NAME``, the ends of its interval ``rule#NAME/low`` and ``rule#NAME/high``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import geometric_mean
+
+from kernel_twins.report.meaning import judged
+from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.judged import Judged
+from kernel_twins.report.meaning.verdict import Ratio
+from kernel_twins.spec import BACKENDS, Backend, Case, Name
+
+PRODUCT = "matmul_bf16"
+_COLLAPSED = 0.5  # of the best rate that a baseline has at another case of the operation
+_NORMAL_99 = 2.5758293035489004  # the normal distribution's 99.5 % quantile
+
+Measured = Sequence[Results]
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """A last step against the best baseline at a case, in one run."""
+
+    results: Results
+    case: Case
+    name: Name
+    baseline: Name
+    ratio: Ratio
+
+    @property
+    def standing(self) -> str:
+        return self.results.standing(self.case, self.name, self.baseline) or ""
+
+    @property
+    def stale(self) -> bool:
+        return self.results.stale(self.name)
+
+    @property
+    def link(self) -> str:
+        """The step on its ladder's page, from the site's root."""
+        return f"ladders/{self.results.op.name}.html#{self.name.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A figure with its 99 % interval, and the contests that its rule took."""
+
+    value: float
+    low: float
+    high: float
+    rows: tuple[Contest, ...] = ()
+
+    @property
+    def row(self) -> Contest:
+        """The one contest of a claim that is an extreme."""
+        (row,) = self.rows
+        return row
+
+
+def product(measured: Measured, backend: Backend) -> Claim:
+    """Geometric mean of a language's last matmul_bf16 step over all bf16 shapes, those of odd sizes among them.
+
+    The interval goes from the mean of the ratios' lower ends to that of their upper ends, which is wider than it must
+    be: not all ratios are low at once.
+    """
+    results = next(each for each in measured if each.op.name == PRODUCT)
+    dtype = results.op.profile_case.dtype
+    rows = tuple(each for each in contests([results]) if each.name.backend == backend and each.case.dtype == dtype)
+    ends = zip(*((each.ratio.value, each.ratio.low, each.ratio.high) for each in rows), strict=True)
+    return Claim(*(geometric_mean(each) for each in ends), rows=rows)
+
+
+def collapse(measured: Measured) -> Claim:
+    """The largest FAST ratio where even the best baseline has less than half of its own best rate.
+
+    That best rate is of the same operation and dtype, at whichever case.
+    """
+    fast = (each for each in contests(measured) if each.standing == "FAST" and fallen(each) < _COLLAPSED)
+    return _extreme(max(fast, key=lambda each: each.ratio.value))
+
+
+def slowest(measured: Measured) -> Claim:
+    """The smallest ratio of all last steps and cases whose verdict is SLOW."""
+    slow = (each for each in contests(measured) if each.standing == "SLOW")
+    return _extreme(min(slow, key=lambda each: each.ratio.value))
+
+
+def predicted(measured: Measured) -> Claim:
+    """The share of hits among the predictions that were frozen before measuring and then judged, with Wilson's interval.
+
+    It is in percent. Predictions of one ladder are not independent, which the interval does not know of.
+    """
+    hits, n = count(measured, "hits"), count(measured, "judged")
+    share, z = hits / n, _NORMAL_99
+    middle, reach = share + z * z / (2 * n), z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    low, high = ((middle + sign * reach) / (1 + z * z / n) for sign in (-1, 1))
+    return Claim(100 * share, 100 * low, 100 * high)
+
+
+def twins(measured: Measured) -> Claim:
+    """The smallest ratio of Triton's last step to CUDA's, over all cases at which the verdict is SLOW."""
+    found = [
+        Contest(results, case, triton, cuda, ratio)
+        for results in measured
+        for case in results.op.timed_cases
+        if (triton := results.last("triton", case)) and (cuda := results.last("cuda", case))
+        if (ratio := results.ratio(case, triton, cuda))
+    ]
+    return _extreme(min((each for each in found if each.standing == "SLOW"), key=lambda each: each.ratio.value))
+
+
+RULES: Mapping[str, Callable[[Measured], Claim]] = {
+    **{f"product/{backend}": lambda measured, backend=backend: product(measured, backend) for backend in BACKENDS},
+    "collapse": collapse,
+    "slowest": slowest,
+    "predictions": predicted,
+    "twins": twins,
+}
+"""By the name that sources have."""
+
+
+def value(measured: Measured, key: str) -> float:
+    """What a source says behind ``rule#``: a claim, an end of its interval, or a count; LookupError where it is none."""
+    name, _, end = key.rpartition("/")
+    if name in RULES and end in ("low", "high"):
+        found: float = getattr(RULES[name](measured), end)
+        return found
+    return RULES[key](measured).value if key in RULES else count(measured, key)
+
+
+def count(measured: Measured, key: str) -> int:
+    """How many there are of something; KeyError where nothing of that name is counted."""
+    return COUNTS[key](tuple(measured))
+
+
+def contests(measured: Measured) -> Iterator[Contest]:
+    """Every last step against the best baseline, at every case at which one run timed both."""
+    for results in measured:
+        for case in results.op.timed_cases:
+            best = results.best_baseline(case)
+            for backend in BACKENDS:
+                name = results.last(backend, case)
+                if best and name and (ratio := results.ratio(case, name, best)):
+                    yield Contest(results, case, name, best, ratio)
+
+
+def fallen(contest: Contest) -> float:
+    """The baseline's rate over its best one."""
+    rate = contest.results.rate(contest.case, contest.baseline)
+    best = contest.results.rate(best_case(contest), contest.baseline)
+    return rate / best if rate and best else math.nan
+
+
+def best_case(contest: Contest) -> Case:
+    """Where the contest's baseline has its best rate, of the operation's cases of the dtype."""
+    results = contest.results
+    cases = [each for each in results.op.timed_cases if each.dtype == contest.case.dtype]
+    return max(cases, key=lambda each: results.rate(each, contest.baseline) or 0.0)
+
+
+def place(ratio: float) -> float:
+    """Where a ratio lies on a scale from a quarter to four times, in percent; 1 is in the middle."""
+    return min(max(50 + 25 * math.log2(ratio), 0.0), 100.0)
+
+
+def stale(measured: Measured) -> list[Name]:
+    """The measured steps whose code changed since."""
+    return [name for results in measured for name in _steps(results) if results.stale(name)]
+
+
+def unmeasured(measured: Measured) -> list[Results]:
+    """The operations without a row."""
+    return [results for results in measured if not results.measured]
+
+
+def runs(measured: Measured) -> list[str]:
+    """The runs that rows are of, the oldest first."""
+    return sorted({run for results in measured for run in results.recorded.runs})
+
+
+def _extreme(row: Contest) -> Claim:
+    return Claim(row.ratio.value, row.ratio.low, row.ratio.high, (row,))
+
+
+def _steps(results: Results) -> list[Name]:
+    steps = (Name(backend, step.name) for step in results.op.steps for backend in step.backends)
+    return [name for name in steps if name not in results.unmeasured]
+
+
+@cache
+def _frozen(measured: tuple[Results, ...]) -> tuple[Judged, ...]:
+    return tuple(each for each in judged.of_all(measured) if each.mark == "pre-registered")
+
+
+def _outcomes(measured: tuple[Results, ...]) -> Counter[str]:
+    return Counter(each.judgement.verdict for each in _frozen(measured))
+
+
+def _missed(measured: tuple[Results, ...]) -> int:
+    return sum(each.missed for each in _frozen(measured))
+
+
+COUNTS: Mapping[str, Callable[[tuple[Results, ...]], int]] = {
+    "hits": lambda measured: _outcomes(measured)["hit"],
+    "misses": _missed,
+    "wrong direction": lambda measured: _outcomes(measured)["wrong direction"],
+    "judged": lambda measured: _outcomes(measured)["hit"] + _missed(measured),
+    "frozen": lambda measured: len(_frozen(measured)),
+    "shapes": lambda measured: len({each.case for each in product(measured, "cuda").rows}),
+    "runs": lambda measured: len(runs(measured)),
+    "steps": lambda measured: sum(len(_steps(results)) for results in measured),
+    "stale": lambda measured: len(stale(measured)),
+    "unmeasured": lambda measured: len(unmeasured(measured)),
+}
+"""What is counted, by the name that sources have."""

@@ -1,0 +1,2 @@
+from builder.site import Site
+def write(site: Site) -> None: pass
