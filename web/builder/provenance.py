@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from builder import called, chips, claims, contests, mix, numbers, sampled
+from builder import answers, called, chips, claims, contests, mix, numbers, sampled
 from builder.site import Site
 from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import static
@@ -112,6 +112,13 @@ def _ceiling(site: Site, _: str, key: str) -> float:
     return float(getattr(site.measured[0].ceilings, key))
 
 
+def _exact(site: Site, _: str, key: str) -> float:
+    """``OP/CASE/KEY``: what follows from the spec."""
+    op, slug, quantity = key.split("/")
+    results = next(each for each in site.measured if each.op.name == op)
+    return answers.exactly(results, _case(results, slug), quantity)
+
+
 # A page that shows numbers of another table adds it here.
 RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "timings.csv": _cell,
@@ -125,4 +132,5 @@ RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     chips.SHEETS: lambda site, op, key: chips.sheet_value(key),
     "rule": _rule,
     "ceilings": _ceiling,
+    "exact": _exact,
 }

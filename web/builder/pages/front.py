@@ -32,6 +32,7 @@ def write(site: Site) -> None:
     ladder = next(each for each in measured if each.op.name == claims.PRODUCT)
     case = ladder.op.profile_case
     best = ladder.best_baseline(case)
+    rungs = hero.rungs(ladder)
     collapse, slowest = claims.collapse(measured).row, claims.slowest(measured).row
     products = {backend: claims.product(measured, backend) for backend in BACKENDS}
     site.page(
@@ -40,7 +41,7 @@ def write(site: Site) -> None:
         "The same GPU kernels in CUDA C++ and in Triton",
         about="GPU kernels, step by step, in CUDA C++ and in Triton: measured, explained, and every number with its row.",
         scripts=["hero.js"],
-        styles=["front.css"],
+        styles=["roofline.css", "front.css"],
         op=ladder.op,
         products=[_ratio(f"product/{backend}", each, each.rows[-1]) for backend, each in products.items()],
         shapes=[_shape(each, products) for each in _cases(products)],
@@ -52,7 +53,8 @@ def write(site: Site) -> None:
         slowest_shown=_ratio("slowest", claims.slowest(measured), slowest),
         predictions=_share("predictions", claims.predicted(measured)),
         counts={key: _count(claims.count(measured, key), key) for key in claims.COUNTS},
-        rungs=hero.rungs(ladder),
+        rungs=rungs,
+        shown={each.backend: each.step for each in rungs[-1].sides},
         roofline=hero.roofline(ladder),
         case=case.slug,
         unit=ladder.rate_unit,
