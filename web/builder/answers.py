@@ -1,8 +1,9 @@
 """The interview's questions: prose that names a step, and numbers that are filled in from rows.
 
-A file of ``pages/interview/`` has a head in TOML between lines of ``+++``, then Markdown. In the prose ``{CALL QUANTITY}``
-is a number of a call, ``{CALL|CALL}`` how many times as fast the first is, and ``{exact KEY}`` what the spec gives. A
-call is written as sources have it, such as ``cuda/v03_swizzled``; ``best`` is the best baseline at the case.
+A file of ``pages/interview/`` has a head in TOML between lines of ``+++``, then Markdown. In the prose
+``{CALL QUANTITY}`` is a number of a call, ``{CALL|CALL}`` how many times as fast the first is, and ``{exact KEY}`` what
+the spec gives. A call is written as sources have it, such as ``cuda/v03_swizzled``; ``best`` is the best baseline at
+the case.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ _HEAD = re.compile(r"\A\+\+\+\n(.*?)\n\+\+\+\n(.*)\Z", re.DOTALL)
 _NUMBER = re.compile(r"\{([^{}]+)\}")
 _BF16 = 2  # bytes
 _GIGA = 1e9
+_MEASURED = "ridge"  # among what follows from the spec: it follows from the survey
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A quantity of each call of the table."""
+    """A quantity of each call of the table; with a badge of its own where it differs from the table's."""
 
     heading: str
     cells: tuple[Markup, ...]
+    badge: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,10 @@ def _answer(file: Path, ops: Mapping[str, Results]) -> Answer:
     case = _case(results, head["case"]) if "case" in head else results.op.profile_case
     calls = [_call(each, results, case) for each in head.get("calls", [])]
     rows = [_row(results, case, calls, key) for key in head.get("quantities", [])]
-    rows += [Row(_EXACT[key][0], (exact(results, case, key),)) for key in head.get("exact", [])]
+    rows += [
+        Row(_EXACT[key][0], (exact(results, case, key),), "recorded" if key == _MEASURED else "")
+        for key in head.get("exact", [])
+    ]
     backend, step = head["step"].split("/")
     claims = [
         each
@@ -107,7 +113,8 @@ def _call(text: str, results: Results, case: Case) -> Name:
 
 
 def _title(name: Name) -> str:
-    return f"{TITLES[name.backend]} {name.step[:3]}" if name.step else name.backend
+    titles = dict[str, str](TITLES.items())
+    return f"{titles[name.backend]} {name.step[:3]}" if name.step else name.backend
 
 
 def _row(results: Results, case: Case, calls: Sequence[Name], key: str) -> Row:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from statistics import geometric_mean
 
 from kernel_twins.report.meaning import judged
@@ -31,6 +31,7 @@ class Contest:
 
     results: Results
     case: Case
+    backend: Backend
     name: Name
     baseline: Name
     ratio: Ratio
@@ -73,9 +74,9 @@ def product(measured: Measured, backend: Backend) -> Claim:
     """
     results = next(each for each in measured if each.op.name == PRODUCT)
     dtype = results.op.profile_case.dtype
-    rows = tuple(each for each in contests([results]) if each.name.backend == backend and each.case.dtype == dtype)
-    ends = zip(*((each.ratio.value, each.ratio.low, each.ratio.high) for each in rows), strict=True)
-    return Claim(*(geometric_mean(each) for each in ends), rows=rows)
+    rows = tuple(each for each in contests([results]) if each.backend == backend and each.case.dtype == dtype)
+    value, low, high = (geometric_mean(getattr(each.ratio, end) for each in rows) for end in ("value", "low", "high"))
+    return Claim(value, low, high, rows)
 
 
 def collapse(measured: Measured) -> Claim:
@@ -94,9 +95,9 @@ def slowest(measured: Measured) -> Claim:
 
 
 def predicted(measured: Measured) -> Claim:
-    """The share of hits among the predictions that were frozen before measuring and then judged, with Wilson's interval.
+    """The share of hits among the predictions frozen before measuring that were judged, in percent.
 
-    It is in percent. Predictions of one ladder are not independent, which the interval does not know of.
+    The interval is Wilson's. Predictions of one ladder are not independent, which it does not know of.
     """
     hits, n = count(measured, "hits"), count(measured, "judged")
     share, z = hits / n, _NORMAL_99
@@ -105,30 +106,17 @@ def predicted(measured: Measured) -> Claim:
     return Claim(100 * share, 100 * low, 100 * high)
 
 
-def twins(measured: Measured) -> Claim:
-    """The smallest ratio of Triton's last step to CUDA's, over all cases at which the verdict is SLOW."""
-    found = [
-        Contest(results, case, triton, cuda, ratio)
-        for results in measured
-        for case in results.op.timed_cases
-        if (triton := results.last("triton", case)) and (cuda := results.last("cuda", case))
-        if (ratio := results.ratio(case, triton, cuda))
-    ]
-    return _extreme(min((each for each in found if each.standing == "SLOW"), key=lambda each: each.ratio.value))
-
-
 RULES: Mapping[str, Callable[[Measured], Claim]] = {
-    **{f"product/{backend}": lambda measured, backend=backend: product(measured, backend) for backend in BACKENDS},
+    **{f"product/{backend}": partial(product, backend=backend) for backend in BACKENDS},
     "collapse": collapse,
     "slowest": slowest,
     "predictions": predicted,
-    "twins": twins,
 }
 """By the name that sources have."""
 
 
 def value(measured: Measured, key: str) -> float:
-    """What a source says behind ``rule#``: a claim, an end of its interval, or a count; LookupError where it is none."""
+    """Of what a source says behind ``rule#``: a claim, an end of its interval, or a count; KeyError for another."""
     name, _, end = key.rpartition("/")
     if name in RULES and end in ("low", "high"):
         found: float = getattr(RULES[name](measured), end)
@@ -145,18 +133,25 @@ def contests(measured: Measured) -> Iterator[Contest]:
     """Every last step against the best baseline, at every case at which one run timed both."""
     for results in measured:
         for case in results.op.timed_cases:
-            best = results.best_baseline(case)
+            against = results.best_baseline(case)
             for backend in BACKENDS:
                 name = results.last(backend, case)
-                if best and name and (ratio := results.ratio(case, name, best)):
-                    yield Contest(results, case, name, best, ratio)
+                if against and name and (ratio := results.ratio(case, name, against)):
+                    yield Contest(results, case, backend, name, against, ratio)
+
+
+def best(results: Results, case: Case) -> Name:
+    """The best baseline at a case; LookupError where none was measured."""
+    if found := results.best_baseline(case):
+        return found
+    raise LookupError(f"no baseline of {results.op.name} was measured at {case.slug}")
 
 
 def fallen(contest: Contest) -> float:
     """The baseline's rate over its best one."""
     rate = contest.results.rate(contest.case, contest.baseline)
-    best = contest.results.rate(best_case(contest), contest.baseline)
-    return rate / best if rate and best else math.nan
+    most = contest.results.rate(best_case(contest), contest.baseline)
+    return rate / most if rate and most else math.nan
 
 
 def best_case(contest: Contest) -> Case:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
@@ -13,7 +13,7 @@ from markupsafe import Markup
 from builder import code, numbers
 from builder.rungs import TITLES
 from builder.site import WEB
-from kernel_twins.report.figures.roofs import pipe_of, roof_at
+from kernel_twins.report.figures import roofs
 from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.pages import headers
@@ -106,7 +106,7 @@ def _lines(op: Op, backend: Backend, step: Step, before: Step | None, ends: list
     """The chosen lines of a step's file, with those that the step before has not as new ones."""
     new = ROOT / op.file(step.name, backend)
     old = ROOT / op.file(before.name, backend) if before else None
-    hunks = code.hunks(old, new)
+    hunks = code.hunks(old, new) if old else []
     fresh = {line.number for hunk in hunks for line in hunk if line.kind == "new"}
     numbered = range(1, len(code.lines(new)) + 1)
     places = _between(new, *ends) if ends else [n for n in numbered if n in fresh or not old][:_MOST]
@@ -141,41 +141,32 @@ class Roofline:
 
 
 _X, _Y = (40.0, 1_400.0), (3.0, 1_200.0)
-_TICKS = (3, 10, 30, 50, 100, 200, 300, 500, 1_000)
+_TICKS_ACROSS, _TICKS_UP = (50, 100, 200, 500, 1_000), (10, 100, 1_000)
 
 
 def roofline(results: Results) -> Roofline:
-    """Of the steps that were timed and profiled at the operation's profile case; FLOP a byte against TFLOP/s."""
-    op, case, ceilings = results.op, results.op.profile_case, results.ceilings
+    """Of the steps that were timed and profiled; FLOP a byte of device memory against TFLOP/s."""
+    op, ceilings = results.op.name, results.ceilings
     if ceilings is None:
         raise InvalidDataError("the roofs are the survey's, and this GPU was not surveyed")
-    pipe = pipe_of(op.name, ceilings)[1]
-    ridge = 1e3 * pipe / ceilings.dram_read
-    corners = [(x, roof_at(op.name, x, ceilings)) for x in (_X[0], ridge, _X[1])]
-    points = list(_points(results))
-    drawn = {backend: _line([(each.x, each.y) for each in points if each.backend == backend]) for backend in BACKENDS}
+    ridge = 1e3 * roofs.pipe_of(op, ceilings)[1] / ceilings.dram_read
+    points = [
+        Point(path.backend, step, _across(intensity), _down(rate), _told(results, path.backend, step, intensity, rate))
+        for path in roofs.paths(results)
+        for step, intensity, rate in path.steps
+    ]
     return Roofline(
         points,
-        _line([(_across(x), _down(y)) for x, y in corners]),
-        drawn,
-        [(_across(x), f"{x:,}") for x in _TICKS if _X[0] < x < _X[1] and x != 300],
-        [(_down(y), f"{y:,}") for y in _TICKS if y in (10, 100, 1_000)],
+        _line([(_across(x), _down(roofs.roof_at(op, x, ceilings))) for x in (_X[0], ridge, _X[1])]),
+        {each: _line([(point.x, point.y) for point in points if point.backend == each]) for each in BACKENDS},
+        [(_across(x), f"{x:,}") for x in _TICKS_ACROSS],
+        [(_down(y), f"{y:,}") for y in _TICKS_UP],
     )
 
 
-def _points(results: Results) -> Iterator[Point]:
-    op, case = results.op, results.op.profile_case
-    for backend in BACKENDS:
-        for step in op.steps_of(backend):
-            known = results.quantities(Name(backend, step.name), case)
-            rate, moved = known["rate"], known["dram_bytes"]
-            if rate and moved:
-                intensity = op.flops(case) / (1e6 * moved)
-                told = (
-                    f"{TITLES[backend]} {step.name[:3]}: {write.number(rate)} {results.rate_unit}, "
-                    f"{write.number(intensity)} FLOP a byte"
-                )
-                yield Point(backend, step.name, _across(intensity), _down(rate), told)
+def _told(results: Results, backend: Backend, step: str, intensity: float, rate: float) -> str:
+    at = f"{write.number(intensity)} FLOP a byte"
+    return f"{TITLES[backend]} {step[:3]}: {write.number(rate)} {results.rate_unit}, {at}"
 
 
 def _across(x: float) -> float:

@@ -31,15 +31,15 @@ def write(site: Site) -> None:
     measured = site.measured
     ladder = next(each for each in measured if each.op.name == claims.PRODUCT)
     case = ladder.op.profile_case
-    best = ladder.best_baseline(case)
-    rungs = hero.rungs(ladder)
+    best = claims.best(ladder, case)
+    rungs, runs = hero.rungs(ladder), claims.runs(measured)
     collapse, slowest = claims.collapse(measured).row, claims.slowest(measured).row
     products = {backend: claims.product(measured, backend) for backend in BACKENDS}
     site.page(
         "index.html",
         "index.html.j2",
         "The same GPU kernels in CUDA C++ and in Triton",
-        about="GPU kernels, step by step, in CUDA C++ and in Triton: measured, explained, and every number with its row.",
+        about="GPU kernels, step by step, in CUDA C++ and in Triton: measured, explained, each number with its row.",
         scripts=["hero.js"],
         styles=["roofline.css", "front.css"],
         op=ladder.op,
@@ -63,8 +63,8 @@ def write(site: Site) -> None:
         best_height=ladder.quantities(best, case)["ceiling_share"],
         ceilings={key: _ceiling(site, key) for key in ("bf16", "dram_read")},
         unmeasured=claims.unmeasured(measured),
-        run=store.read_runs(site.data).to_dict("records")[-1],
-        dates=[run[:10] for run in claims.runs(measured)],
+        run=next(each for each in store.read_runs(site.data).to_dict("records") if each["run"] == runs[-1]),
+        dates=[each[:10] for each in runs],
     )
 
 
@@ -74,7 +74,7 @@ def _ratio(rule: str, claim: claims.Claim, row: claims.Contest) -> Shown:
         for each, unit, end in ((claim.value, " ×", ""), (claim.low, "", "/low"), (claim.high, "", "/high"))
     )
     stale = any(each.stale for each in claim.rows)
-    return Shown(value, low, high, TITLES[row.name.backend], row.name.step, stale, claims.place(claim.value))
+    return Shown(value, low, high, TITLES[row.backend], row.name.step, stale, claims.place(claim.value))
 
 
 def _cases(products: Mapping[Backend, claims.Claim]) -> list[Case]:
