@@ -61,6 +61,7 @@ class _Reader(HTMLParser):
         self.links: list[str] = []
         self.loads: list[str] = []
         self.numbers: list[Number] = []
+        self._base = ""  # of a table's sources
         self._number: tuple[str, str] | None = None
         self._text = ""
         self._in_style = False
@@ -71,8 +72,11 @@ class _Reader(HTMLParser):
         self.links += [given["href"]] if tag in ("a", "area") and "href" in given else []
         self.loads += [given[key] for key in _LOADING.get(tag, ()) if key in given]
         self.loads += styled(given.get("style", ""))
+        self._base = given.get("data-base", "") if tag == "table" else self._base
         if tag == "data":
-            self._number, self._text = (given.get("value", ""), given.get("data-src", "")), ""
+            source = given.get("data-src", "")
+            whole = self._base + source if source.startswith("/") else source
+            self._number, self._text = (given.get("value", ""), whole), ""
         self._in_style = tag == "style"
 
     def handle_endtag(self, tag: str) -> None:

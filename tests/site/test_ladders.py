@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from builder import code
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import REFERENCE_GPU
 from kernel_twins.report.figures import roofs
@@ -200,8 +201,8 @@ def test_without_javascript_all_is_there(site: Path, browser: Browser, loaded: d
 LISTED = """() => [...document.querySelectorAll(".rung .twin:has(.diff)")].map((twin) => ({
   step: twin.closest(".rung").id,
   language: twin.querySelector("h4").textContent.trim(),
-  lines: [...twin.querySelectorAll(".words .diff > *"), ...twin.querySelectorAll(":scope > .code .diff > *")]
-    .map((line) => [line.tagName, line.textContent.replace(/\\n$/, "")]),
+  anew: twin.querySelector(".file").textContent.startsWith("Written anew"),
+  lines: [...twin.querySelectorAll(".code .diff > *")].map((line) => [line.tagName, line.textContent.replace(/\\n$/, "")]),
 }))"""
 
 
@@ -209,25 +210,28 @@ LISTED = """() => [...document.querySelectorAll(".rung .twin:has(.diff)")].map((
 def test_a_diff_has_the_lines_that_changed(op: str, site: Path, page: Page, loaded: dict[str, Results]) -> None:
     results = loaded[op]
     page.goto(address(site, op))
-    listed = {(each["step"], each["language"]): each["lines"] for each in page.evaluate(LISTED)}
+    listed = {(each["step"], each["language"]): each for each in page.evaluate(LISTED)}
+    assert 0 < sum(each["anew"] for each in listed.values()) < len(listed)
     for step in results.op.steps:
         for backend in step.backends:
-            lines = listed[step.name, {"cuda": "CUDA", "triton": "Triton"}[backend]]
+            found = listed[step.name, {"cuda": "CUDA", "triton": "Triton"}[backend]]
+            lines, file = found["lines"], ROOT / results.op.file(step.name, backend)
             case = results.case_of(step, backend)
             ladder = results.op.steps_of(backend)
             before = (results.previous(step, backend, case) if case else None) or next(
                 iter(reversed(ladder[: ladder.index(step)])), None
             )
-            new = (ROOT / results.op.file(step.name, backend)).read_text().splitlines()
-            if before is None:
-                assert [text for _, text in lines] == new
+            new = file.read_text().splitlines()
+            if before is None or found["anew"]:
+                assert [text for _, text in lines] == new[code.header(file) :]
                 continue
-            old = (ROOT / results.op.file(before.name, backend)).read_text().splitlines()
+            earlier = ROOT / results.op.file(before.name, backend)
+            old = earlier.read_text().splitlines()
             matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
             changed = [each for each in matcher.get_opcodes() if each[0] != "equal"]
-            gone, come = [old[i] for _, a, b, _, _ in changed for i in range(a, b)], [
-                new[i] for _, _, _, a, b in changed for i in range(a, b)
-            ]  # fmt: skip
+            below = code.header(earlier), code.header(file)
+            gone = [old[i] for _, a, b, _, _ in changed for i in range(a, b) if i >= below[0]]
+            come = [new[i] for _, _, _, a, b in changed for i in range(a, b) if i >= below[1]]
             assert sorted(text for tag, text in lines if tag == "DEL") == sorted(gone)
             assert sorted(text for tag, text in lines if tag == "INS") == sorted(come)
 
@@ -266,12 +270,14 @@ def test_lines_are_numbered_as_in_their_file(site: Path, page: Page) -> None:
             assert text.rstrip("\n") == (old[before - 1] if tag == "DEL" else new[after - 1])
 
 
-def test_a_source_page_names_its_lines(site: Path, page: Page) -> None:
-    file = OPS["softmax"].file("v03_registers", "cuda")
-    page.goto((site / "source" / f"{file}.html").as_uri() + "#L12")
-    line = page.locator("#L12")
-    assert line.inner_text().rstrip("\n") == (ROOT / file).read_text().splitlines()[11]
-    assert page.evaluate('document.querySelector("li:target").id') == "L12"
+def test_a_step_s_file_opens_as_it_is(site: Path, page: Page) -> None:
+    page.goto(address(site, "softmax", "v03_registers"))
+    page.locator(".rung:visible .file a").first.click()
+    page.locator("kt-source .lines li").first.wait_for()
+    file = ROOT / OPS["softmax"].file("v03_registers", "cuda")
+    told = page.locator("kt-source .lines li").all_text_contents()
+    assert [line.removesuffix("\n") for line in told] == file.read_text().splitlines()
+    assert page.locator("kt-source h2").inner_text() == OPS["softmax"].file("v03_registers", "cuda")
 
 
 def points(page: Page) -> list[tuple[str, str, float, float]]:

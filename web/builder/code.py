@@ -117,6 +117,13 @@ def hunks(old: Path, new: Path) -> list[Hunk]:
     ]
 
 
+def kept(old: Path, new: Path) -> float:
+    """The share of a file's lines that stood in the old one, in the same order."""
+    before, after = (path.read_text().splitlines() for path in (old, new))
+    same = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in same) / len(after)
+
+
 def _lines(tag: str, left: range, right: range, old: Path, new: Path) -> list[Line]:
     if tag == "equal":
         return [Line("same", n + 1, lines(new)[n]) for n in right]

@@ -10,11 +10,10 @@ from kernel_twins import OPS
 from kernel_twins.report.rows.base import ROOT
 
 _STEP = re.compile(r"(v\d\d_\w+).*")
-_LINKED = re.compile(r"\]\(([^)#]+\.(?:cuh?|h|cpp|py))(?:#[^)]*)?\)")
 
 
 def page(path: Path) -> str | None:
-    """The page of a file, as a path from the site's root; None where it has none."""
+    """The page of a file, as a path from the site's root, of a kernel with its place there; None where it has none."""
     if not path.is_relative_to(ROOT) or not path.is_file():
         return None
     relative, stem = path.relative_to(ROOT).as_posix(), path.stem
@@ -24,7 +23,7 @@ def page(path: Path) -> str | None:
         return f"log/{stem}.html"
     if path.parent == ROOT / "docs" and path.suffix == ".md":
         return f"ladders/{stem}.html" if stem in OPS else f"docs/{stem}.html"
-    return f"source/{relative}.html" if path in sources() else None
+    return f"source.html#{relative}" if path in sources() else None
 
 
 # Pages of another name, or at another place, than their files.
@@ -41,14 +40,10 @@ _RETOLD = ("index.html",)
 
 @functools.cache
 def sources() -> frozenset[Path]:
-    """The files of kernels that have a page: those of steps, and those that prose links."""
-    steps = {
+    """The files of steps, which can be read."""
+    return frozenset(
         ROOT / op.file(step.name, backend) for op in OPS.values() for step in op.steps for backend in step.backends
-    }
-    prose = [ROOT / "README.md", ROOT / "KERNEL_LOG.md", *(ROOT / "docs").rglob("*.md")]
-    linked = {(page.parent / found).resolve() for page in prose for found in _LINKED.findall(page.read_text())}
-    kernels = (ROOT / "cuda-kernels", ROOT / "triton-kernels")
-    return frozenset(steps | {path for path in linked if path.is_file() and any(map(path.is_relative_to, kernels))})
+    )
 
 
 def fragment(place: str, anchor: str) -> str:
@@ -56,7 +51,7 @@ def fragment(place: str, anchor: str) -> str:
 
     Empty where the page is no rendering of its file.
     """
-    if place in _RETOLD:
+    if place in _RETOLD or "#" in place:
         return ""
     step = _STEP.fullmatch(anchor)
     return step[1] if step and place.startswith("ladders/") else anchor

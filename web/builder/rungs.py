@@ -18,6 +18,8 @@ from kernel_twins.report.pages import headers
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 
+_LEAST_KEPT = 0.5  # of a file's lines; with fewer, what changed is no shorter to read than the file
+
 TITLES: dict[Backend, str] = {backend: words.title(backend) for backend in BACKENDS}
 
 
@@ -35,7 +37,8 @@ class Moved:
 class Twin:
     """A step in one language. ``compared`` is the step that its code is held against, empty at the first one.
 
-    ``words`` are the hunks of the file's header, which the page tells, ``hunks`` those of the code.
+    ``hunks`` are those of the code, without the file's header, which the page tells; all of it where it was written
+    ``anew``.
     """
 
     backend: Backend
@@ -45,8 +48,8 @@ class Twin:
     case: str
     before: str
     compared: str
+    anew: bool
     stale: bool
-    words: list[code.Hunk]
     hunks: list[code.Hunk]
     length: int
     moved: list[Moved]
@@ -109,7 +112,8 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
     case = results.case_of(step, backend)
     previous = results.previous(step, backend, case) if case else None
     file, compared = _file(op, step, backend), previous or _earlier(op, step, backend)
-    told, changed = _hunks(_file(op, compared, backend) if compared else None, file)
+    old = _file(op, compared, backend) if compared else None
+    anew = old is not None and code.kept(old, file) < _LEAST_KEPT
     limit = results.limiter(name, case) if case else None
     return Twin(
         backend=backend,
@@ -119,9 +123,9 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
         case=case.slug if case else "",
         before=previous.name if previous else "",
         compared=compared.name if compared else "",
+        anew=anew,
         stale=results.stale(name),
-        words=told,
-        hunks=changed,
+        hunks=_hunks(None if anew else old, file),
         length=len(code.lines(file)),
         moved=list(_moved(results, name, Name(backend, previous.name) if previous else None, case)) if case else [],
         limit=limit.told() if limit else "",
@@ -129,14 +133,12 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
     )
 
 
-def _hunks(old: Path | None, new: Path) -> tuple[list[code.Hunk], list[code.Hunk]]:
-    """What a step changes in its file's header, and in the code; of the first one, the whole file."""
+def _hunks(old: Path | None, new: Path) -> list[code.Hunk]:
+    """What a step changes in the code below its file's header; without an old file, all of it."""
     ends = {"gone": code.header(old) if old else 0, "new": code.header(new), "same": code.header(new)}
-    told, changed = [], []
-    for hunk in code.hunks(old, new) if old else [code.whole(new)]:
-        told.append(code.Hunk(line for line in hunk if line.number <= ends[line.kind]))
-        changed.append(code.Hunk(line for line in hunk if line.number > ends[line.kind]))
-    return [hunk for hunk in told if hunk], [hunk for hunk in changed if hunk.changes or (hunk and not old)]
+    found = code.hunks(old, new) if old else [code.whole(new)]
+    below = [code.Hunk(line for line in hunk if line.number > ends[line.kind]) for hunk in found]
+    return [hunk for hunk in below if hunk and (hunk.changes or not old)]
 
 
 def _earlier(op: Op, step: Step, backend: Backend) -> Step | None:

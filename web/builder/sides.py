@@ -11,12 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from builder import code, numbers
+from builder import numbers
 from builder.rungs import TITLES
 from kernel_twins.compiler.disassembly import CLASSES
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.quantities import QUANTITIES
-from kernel_twins.report.rows.base import ROOT
 from kernel_twins.report.rows.metrics import METRICS, STALLS, stall_metric
 from kernel_twins.report.rows.recorded import CONDITIONS, times_us
 from kernel_twins.spec import Backend, Case, Name
@@ -67,7 +66,8 @@ def _call(results: Results, name: Name, rows: pd.DataFrame) -> dict[str, Any]:
         return {"title": name.backend}
     backend: Backend = "cuda" if name.backend == "cuda" else "triton"
     title = f"{TITLES[backend]} {name.step}"
-    return {"title": title, "stale": results.stale(name), "sass": _sass(results, name, backend, rows)}
+    file = results.op.file(name.step, backend)
+    return {"title": title, "file": file, "stale": results.stale(name), "sass": _sass(results, name, backend, rows)}
 
 
 def _sass(results: Results, name: Name, backend: Backend, rows: pd.DataFrame) -> dict[str, Any] | None:
@@ -117,20 +117,3 @@ def _short(value: float | None) -> float | int | None:
         return None
     rounded = float(f"{value:.9g}")
     return int(rounded) if rounded == int(rounded) else rounded
-
-
-def source(results: Results) -> dict[str, Any]:
-    """An operation's step files: lines of HTML, each once, and of each file which they are."""
-    lines: dict[str, int] = {}
-    files = {
-        f"{backend}/{step.name}": {
-            "path": results.op.file(step.name, backend),
-            "lines": [
-                lines.setdefault(str(line), len(lines))
-                for line in code.lines(ROOT / results.op.file(step.name, backend))
-            ],
-        }
-        for step in results.op.steps
-        for backend in step.backends
-    }
-    return {"lines": list(lines), "files": files}

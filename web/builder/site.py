@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import posixpath
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,13 +19,14 @@ from kernel_twins.report.rows.base import DATA
 
 GLOSSARY = "glossary.html"
 WEB = Path(__file__).resolve().parents[1]
+_TABLE = re.compile(r"<table([^>]*)>(.*?)</table>", re.DOTALL)
+_SOURCE = re.compile(r' data-src="([^"]*/)')
 
 # What the head of every page leads to: title and place, in reading order.
 NAVIGATION = (
     ("Ladders", "ladders/index.html"),
     ("Scoreboard", "scoreboard.html"),
     ("Compare", "compare.html"),
-    ("Compiler", "compiler.html"),
     ("Survey", "survey.html"),
     ("Method", "method.html"),
     ("Interview", "interview.html"),
@@ -82,7 +85,7 @@ class Site:
             origin=f"Measured on an {REFERENCE_GPU}.",
             **given,
         )
-        self._file(place).write_text(marking.marked(page, root) if place != GLOSSARY else page)
+        self._file(place).write_text(_TABLE.sub(_with_base, marking.marked(page, root) if place != GLOSSARY else page))
 
     def payload(self, name: str, value: object) -> None:
         """Write data that a page loads on demand, by ``KT.load(name)``: a script, as a page on disk cannot fetch."""
@@ -96,3 +99,13 @@ class Site:
         path = self.folder / place
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
+
+
+def _with_base(table: re.Match[str]) -> str:
+    """A table that says once what the sources of its numbers begin with, up to a slash."""
+    sources = _SOURCE.findall(table[2])
+    base = posixpath.commonpath(sources) if sources else ""
+    if not base:
+        return table[0]
+    inner = table[2].replace(f' data-src="{base}/', ' data-src="/')
+    return f'<table{table[1]} data-base="{base}">{inner}</table>'

@@ -30,7 +30,8 @@ const KT = {
 
 // Hovering over a number, or focusing what it stands in, tells its row and the run that measured it.
 async function tell(number) {
-  const source = number.dataset.src;
+  const { src } = number.dataset;
+  const source = src.startsWith("/") ? number.closest("table").dataset.base + src : src;
   number.title = source;
   const [, op, call] = /^(\w+)\.(?:timings|counters)\.csv#([^/]+\/[^/|]+\/[^/|]+)/.exec(source) ?? [];
   if (!op) return;

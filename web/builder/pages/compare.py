@@ -51,7 +51,6 @@ def write(site: Site) -> None:
     rows = store.read(static.FILE, static.STATIC)
     for results in measured:
         site.payload(results.op.name, sides.payload(results, rows))
-        site.payload(f"code-{results.op.name}", sides.source(results))
     chosen = [f"{story.op}/{story.case}/{call}" for call in (story.before, story.after)]
     ops = {results.op.name: results.op.title for results in measured}
     site.payload("compare", sides.words() | {"ops": ops, "chosen": chosen, "static": static.FILE.name})

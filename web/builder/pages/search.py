@@ -9,8 +9,6 @@ from pathlib import Path
 
 from builder.site import Site
 
-# Copies of sources have no headings of their own.
-_LEFT_OUT = ("source/",)
 _LEVELS = ("h1", "h2", "h3")
 _LONGEST = 140  # of a sentence
 _SENTENCE = re.compile(r"(.+?[.:!?])(?=\s|$)")
@@ -30,9 +28,7 @@ def write(site: Site) -> None:
     """``[place, anchor, title, page's title, sentence]`` for every heading, in the order of pages."""
     found: list[list[str]] = []
     for path in sorted(site.folder.rglob("*.html")):
-        place = path.relative_to(site.folder).as_posix()
-        if not place.startswith(_LEFT_OUT):
-            found += _page(place, path)
+        found += _page(path.relative_to(site.folder).as_posix(), path)
     site.payload("search", found)
 
 

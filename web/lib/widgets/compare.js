@@ -127,9 +127,10 @@ customElements.define(
 
     code() {
       return Promise.all(this.state.map(async ({ op, call }) => {
-        const source = op === "file" ? null : await KT.load(`code-${op}`);
-        const file = source?.files[call];
-        return file ? { path: file.path, language: call.split("/")[0], lines: file.lines.map((i) => source.lines[i]) } : null;
+        const path = op === "file" ? null : (await KT.load(op)).calls[call].file;
+        if (!path) return null;
+        const { lines, files } = await KT.load(`code-${op}`);
+        return { path, language: call.split("/")[0], lines: files[path].map((i) => lines[i]) };
       }));
     }
 
