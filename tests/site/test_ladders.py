@@ -202,7 +202,8 @@ LISTED = """() => [...document.querySelectorAll(".rung .twin:has(.diff)")].map((
   step: twin.closest(".rung").id,
   language: twin.querySelector("h4").textContent.trim(),
   anew: twin.querySelector(".file").textContent.startsWith("Written anew"),
-  lines: [...twin.querySelectorAll(".code .diff > *")].map((line) => [line.tagName, line.textContent.replace(/\\n$/, "")]),
+  lines: [...twin.querySelectorAll(".code .diff > *")]
+    .map((line) => [line.tagName, line.textContent.replace(/\\n$/, "")]),
 }))"""
 
 

@@ -15,6 +15,7 @@ from builder import marking
 from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.report.meaning import analysis
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.rows import store
 from kernel_twins.report.rows.base import DATA
 
 GLOSSARY = "glossary.html"
@@ -46,6 +47,7 @@ class Site:
         self.gpu = gpu_slug(REFERENCE_GPU)
         self.data = data / self.gpu
         self.measured: list[Results] = analysis.load(self.gpu, self.data)
+        self._chip = str(store.read_runs(self.data)["gpu"].iloc[-1])
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(WEB / "templates"),
             autoescape=True,
@@ -82,7 +84,7 @@ class Site:
             navigation=NAVIGATION,
             scripts=scripts,
             styles=styles,
-            origin=f"Measured on an {REFERENCE_GPU}.",
+            origin=f"Measured on an {self._chip}.",
             **given,
         )
         self._file(place).write_text(_TABLE.sub(_with_base, marking.marked(page, root) if place != GLOSSARY else page))
