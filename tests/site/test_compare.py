@@ -203,14 +203,14 @@ def test_stalls_instructions_and_code_are_those_of_both(page: Page, rows: Site) 
             assert value == pytest.approx(provenance.value(rows, source), rel=1e-5), source
     results = next(each for each in rows.measured if each.op.name == "matmul_bf16")
     case = results.op.profile_case
-    limits = page.locator(".found .limit").all_inner_texts()
+    limits = page.locator(".comparison .limit").all_inner_texts()
     for told, step in zip(limits, ("v02_tensor_cores", "v03_swizzled"), strict=True):
         limit = results.limiter(Name("cuda", step), case)
         assert limit and limit.told() in told
     gone, new = ("".join(page.locator(f".diff .{kind}").all_text_contents()) for kind in ("gone", "new"))
     assert "v02_tensor_cores" in gone and "v03_swizzled" in new
     choose(page, "softmax/65536x4096-bf16/torch/-", "matmul_bf16/4096x4096x4096-bf16/cuda/v03_swizzled")
-    assert "has no file here" in page.locator(".found").inner_text()
+    assert "has no file here" in page.locator(".comparison").inner_text()
 
 
 def test_the_hash_restores_both_sides(page: Page, browser: Browser) -> None:
@@ -267,7 +267,7 @@ def test_an_own_report_is_taken(page: Page, printed: str) -> None:
         assert all(value == pytest.approx(expected[key], rel=1e-5) for key, (value, _, _) in shown.items())
     page.locator("[name=op0]").select_option("file")
     page.wait_for_function("document.querySelector('[name=op0]').value === 'file'")
-    page.locator(".found details summary").click()
+    page.locator(".comparison details summary").click()
     assert page.locator("[aria-label^=Counters] tbody tr").count() > 300
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 PARTS = 8  # so that processes share the pages
-SAMPLED = 40  # a folder with more pages, which one template writes, is tried in a few of them
 
 Check = Callable[["Page"], list[str]]
 
 
-def tried(site: Path, part: int) -> list[Path]:
-    """The part's pages: all, but of a large folder the first, the last and the largest."""
-    chosen: list[Path] = []
-    for _, group in itertools.groupby(reading.pages(site), key=lambda page: page.relative_to(site).parts[:-1][:1]):
+def part_of(site: Path, part: int) -> list[Path]:
+    return reading.pages(site)[part::PARTS]
+
+
+@functools.cache
+def examples(site: Path) -> frozenset[Path]:
+    """Of the pages of a folder, which one template writes, the first and the largest; at the root all."""
+    found: set[Path] = set()
+    for folder, group in itertools.groupby(reading.pages(site), key=lambda page: page.parent):
         pages = list(group)
-        largest = max(pages, key=lambda page: page.stat().st_size)
-        chosen += pages if len(pages) <= SAMPLED else sorted({pages[0], largest, pages[-1]})
-    return chosen[part::PARTS]
+        found |= set(pages) if folder == site else {pages[0], max(pages, key=lambda page: page.stat().st_size)}
+    return frozenset(found)
 
 
 def faults(site: Path, path: Path, page: Page, heard: list[str], *checks: Check) -> Iterator[str]:
@@ -42,10 +46,11 @@ def faults(site: Path, path: Path, page: Page, heard: list[str], *checks: Check)
 def test_a_page_in_a_wide_window(part: int, site: Path, browser: Browser) -> None:
     found: list[str] = []
     with browser.new_context(viewport=WIDE, color_scheme="light") as context:
-        for path in tried(site, part):
+        for path in part_of(site, part):
             with browsing.visit(context, path) as (page, heard):
-                checks = (browsing.structure, browsing.overflow, browsing.unreachable)
-                found += faults(site, path, page, heard, *checks, browsing.inaccessible, in_the_dark)
+                checks = (browsing.structure, browsing.overflow, browsing.unreachable, browsing.inaccessible)
+                dark = (in_the_dark,) if path in examples(site) else ()  # all pages have the same colours
+                found += faults(site, path, page, heard, *checks, *dark)
     assert not found, "\n".join(found)
 
 
@@ -53,9 +58,10 @@ def test_a_page_in_a_wide_window(part: int, site: Path, browser: Browser) -> Non
 def test_a_page_in_a_narrow_window(part: int, site: Path, browser: Browser) -> None:
     found: list[str] = []
     with browser.new_context(viewport=NARROW, color_scheme="dark") as context:
-        for path in tried(site, part):
+        for path in part_of(site, part):
             with browsing.visit(context, path) as (page, heard):
-                found += faults(site, path, page, heard, browsing.overflow, in_a_narrow_window)
+                checks = (in_a_narrow_window,) if path in examples(site) else ()
+                found += faults(site, path, page, heard, browsing.overflow, *checks)
     assert not found, "\n".join(found)
 
 
@@ -63,7 +69,7 @@ def test_a_page_in_a_narrow_window(part: int, site: Path, browser: Browser) -> N
 def test_a_page_without_javascript(part: int, site: Path, browser: Browser) -> None:
     found: list[str] = []
     with browser.new_context(viewport=NARROW, java_script_enabled=False) as context:
-        for path in tried(site, part):
+        for path in part_of(site, part):
             with browsing.visit(context, path) as (page, heard):
                 found += faults(site, path, page, heard, browsing.structure, browsing.overflow, browsing.scriptless)
     assert not found, "\n".join(found)

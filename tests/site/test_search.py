@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 INDEX_BYTES = 250_000
 WANTED = {
-    "bank conflict": {"glossary.html#bank-conflict", "ladders/matmul_bf16.html#v03_swizzled"},
+    "bank conflict": {"glossary.html#bank-conflict", "interview.html#07_bank_conflict"},
     "wgmma": {"glossary.html#wgmma"},
     "online softmax": {"glossary.html#online-softmax", "ladders/softmax.html#v02_online"},
     "swizzle": {"ladders/matmul_bf16.html#v03_swizzled"},

@@ -28,16 +28,28 @@ def write(site: Site) -> None:
     """``[place, anchor, title, page's title, sentence]`` for every heading, in the order of pages."""
     found: list[list[str]] = []
     for path in sorted(site.folder.rglob("*.html")):
-        found += _page(path.relative_to(site.folder).as_posix(), path)
+        place = path.relative_to(site.folder).as_posix()
+        found += [row for row, level in _page(place, path) if level in _levels(place)]
     site.payload("search", found)
 
 
-def _page(place: str, path: Path) -> list[list[str]]:
+def _levels(place: str) -> tuple[str, ...]:
+    """The headings that tell a reader more than their page: those below a step's are the same at all steps."""
+    if place == "index.html":  # its steps are a ladder's
+        return ("h1",)
+    return ("h1", "h2") if place.startswith("ladders/") else _LEVELS
+
+
+def _page(place: str, path: Path) -> list[tuple[list[str], str]]:
+    """The rows of a page, each with its heading's level."""
     reader = _Reader()
     reader.feed(path.read_text())
     title = next((each.title for each in reader.entries if each.level == "h1"), "")
     return [
-        [place, each.anchor, _tidy(each.title), "" if each.level == "h1" else _tidy(title), _first(each.text)]
+        (
+            [place, each.anchor, _tidy(each.title), "" if each.level == "h1" else _tidy(title), _first(each.text)],
+            each.level,
+        )
         for each in reader.entries
         if each.level == "h1" or each.anchor
     ]

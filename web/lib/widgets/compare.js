@@ -112,7 +112,7 @@ customElements.define(
       this.state.forEach((side, i) => this.fill(side, i, sides[i]));
       const found = KT.compare.all(this.words, ...sides);
       this.told.value = found.sentence;
-      this.querySelector(".found").replaceChildren(...found.parts, KT.compare.code(...code));
+      this.querySelector(".comparison").replaceChildren(...found.parts, KT.compare.code(...code));
     }
 
     async side({ op, slug, call }) {
