@@ -13,7 +13,8 @@ constexpr int64_t LAST_TILES = 2;            // for each SM, of the heads that l
 
 // The order of tiles, as persistent blocks take them: sections of heads whose shared operands fit into L2
 // together. Where a head's first or last tiles take longest, these come first, one of each head. A heavy tile
-// that is drawn late keeps the other SMs waiting: so the lighter halves of the last heads come after all else.
+// that is drawn late keeps the other SMs waiting: so the lighter halves of the last heads come after all
+// else.
 struct Queue {
   int tiles;
   int heads;          // over all batches
@@ -59,9 +60,9 @@ inline Queue queue_of_heads(const Memory& memory, int64_t heads, int64_t rows, i
   return queue;
 }
 
-// Orders the queue by what tiles take: a head's first tile `first`, its last one `last`, of any unit.
+// Orders the queue by what tiles take: a head's first tile about `first`, its last one `last`, of any unit.
 inline void weigh(Queue& queue, int64_t first, int64_t last) {
-  if (first == last) return;
+  if (first == last || queue.tiles == 0) return;
   queue.last_first = last > first;
   queue.light = queue.blocks / 2;
   const int64_t heads = cdiv(LAST_TILES * multiprocessor_count(), queue.blocks);
