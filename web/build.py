@@ -11,8 +11,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "web"), str(ROOT / "hardware-survey")]
 
-from builder.pages import PAGES  # noqa: E402
-from builder.site import Site  # noqa: E402
+try:
+    from builder.pages import PAGES
+    from builder.site import Site
+except ModuleNotFoundError as error:
+    sys.exit(f"web/build.py needs {error.name}, which is not installed: pip install -e '.[site]'")
 
 
 def main() -> int:
@@ -21,8 +24,10 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted(PAGES), metavar="PAGE", nargs="+", help=f"of {', '.join(PAGES)}")
     asked = parser.parse_args()
     began = time.monotonic()
-    if not asked.only:
-        shutil.rmtree(asked.out, ignore_errors=True)
+    if not asked.only and asked.out.exists():
+        if any(asked.out.iterdir()) and not (asked.out / "kt.js").is_file():
+            sys.exit(f"--out {asked.out} has files and is no site of ours: name a folder that may be made anew")
+        shutil.rmtree(asked.out)
     site = Site(asked.out)
     for name, write in PAGES.items():
         if asked.only is None or name in asked.only:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("jinja2")
 from builder import provenance
 from tests.site import browsing, checks
 from tests.site.browsing import WIDE

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("jinja2")
-
 from builder import pictures, places, prose
 from kernel_twins import OPS
 from kernel_twins.report.rows.base import ROOT

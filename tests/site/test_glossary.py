@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-pytest.importorskip("jinja2")
-
 from markupsafe import escape
 
 from builder import marking, terms

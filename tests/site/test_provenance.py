@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel_twins.report.rows import store
-from kernel_twins.report.rows.base import DATA
-from tests.site import checks, reading
-
-pytest.importorskip("jinja2")
 from builder import provenance
 from builder.pages import PAGES
 from builder.site import Site
+from kernel_twins.report.rows import store
+from kernel_twins.report.rows.base import DATA
+from tests.site import checks, reading
 
 if TYPE_CHECKING:
     from tests.site.reading import Number

@@ -6,10 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-pytest.importorskip("jinja2")
-
 from tests.site import reading
 
 if TYPE_CHECKING:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("jinja2")
-
 from builder import chips
 from kernel_twins import OPS
 from kernel_twins.report.rows.base import ROOT

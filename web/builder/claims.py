@@ -176,9 +176,9 @@ def unmeasured(measured: Measured) -> list[Results]:
     return [results for results in measured if not results.measured]
 
 
-def runs(measured: Measured) -> list[str]:
-    """The runs that rows are of, the oldest first."""
-    return sorted({run for results in measured for run in results.recorded.runs})
+def runs(measured: Measured) -> set[str]:
+    """The runs that rows are of."""
+    return {run for results in measured for run in results.recorded.runs}
 
 
 def _extreme(row: Contest) -> Claim:

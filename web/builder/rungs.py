@@ -49,6 +49,7 @@ class Twin:
     before: str
     compared: str
     anew: bool
+    apart: bool  # no contest timed both steps, so that their clocks may differ
     stale: bool
     hunks: list[code.Hunk]
     length: int
@@ -124,6 +125,7 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
         before=previous.name if previous else "",
         compared=compared.name if compared else "",
         anew=anew,
+        apart=_apart(results, name, previous, case),
         stale=results.stale(name),
         hunks=_hunks(None if anew else old, file),
         length=len(code.lines(file)),
@@ -131,6 +133,14 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
         limit=limit.told() if limit else "",
         questions=questions(results, step, backend),
     )
+
+
+def _apart(results: Results, name: Name, previous: Step | None, case: Case | None) -> bool:
+    if previous is None or case is None:
+        return False
+    before = Name(name.backend, previous.name)
+    timed = all(results.time_us(case, each) is not None for each in (name, before))
+    return timed and results.ratio(case, name, before) is None
 
 
 def _hunks(old: Path | None, new: Path) -> list[code.Hunk]:

@@ -34,6 +34,9 @@ class Row:
     strip: Markup
 
 
+_ALL = "all"  # the part of all functions
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """The table and how it is read; without rows where nothing is recorded."""
@@ -53,7 +56,8 @@ def section(site: Site) -> Section:
         for part, cells in _parts(site).items()
         for backend, title in sampled_table.OURS.items()
     ]
-    told = [prose.inline(line) for line in sampled_table.how_read(site.data, table) if line]
+    layout = "A line is a public function (docs/functions.md) and a pass, as the `backend` that was asked for."
+    told = [prose.inline(line) for line in sampled_table.how_read(site.data, table, layout) if line]
     return Section(told, CASES, f"{LEAST:g}", AXIS.head(), rows)
 
 
@@ -78,6 +82,15 @@ def _row(part: str, cells: pd.DataFrame, backend: str, title: str) -> Row:
         wrong=number("wrong", f"{found.wrong}"),
         strip=AXIS.strip(cells["ratio"], found.mean, backend),
     )
+
+
+def wrong(site: Site, backend: str) -> Markup:
+    """How many of a backend's results were wrong, over all functions; a dash where nothing is recorded."""
+    if sampled_table.read(site.data).empty:
+        return Markup("–")
+    cells = _parts(site)[_ALL]
+    found = figures(cells[cells["backend"] == backend], backend).wrong
+    return numbers.shown(f"{found}", found, f"sampled.csv#{_ALL}/{backend}/wrong")
 
 
 def value_of(found: Figures, key: str) -> float:

@@ -85,6 +85,7 @@ class Site:
             scripts=scripts,
             styles=styles,
             origin=f"Measured on an {self._chip}.",
+            folder=f"profiling/data/{self.gpu}/",
             **given,
         )
         self._file(place).write_text(_TABLE.sub(_with_base, marking.marked(page, root) if place != GLOSSARY else page))

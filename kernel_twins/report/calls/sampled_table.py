@@ -323,7 +323,10 @@ def section(folder: Path) -> list[str]:
     ]
 
 
-def how_read(folder: Path, table: pd.DataFrame) -> list[str]:
+_LAYOUT = "A line is a public function (docs/functions.md) and a pass, a column the `backend` that was asked for."
+
+
+def how_read(folder: Path, table: pd.DataFrame, layout: str = _LAYOUT) -> list[str]:
     """How the figures are read, and where they are from."""
     known, whole = ledger(folder), recorded(folder)
     seeds = dict(zip(known["run"], known["seed"], strict=True))
@@ -335,8 +338,7 @@ def how_read(folder: Path, table: pd.DataFrame) -> list[str]:
     older = f" Recordings that are not shown: {', '.join(more)}." if more else ""
     others = _listed(["PyTorch", *taking_part(table)])
     return [
-        "A line is a public function (docs/functions.md) and a pass, a column "
-        f"the `backend` that was asked for. A figure is how many times as fast it was, at {CASES} cases that a seed "
+        f"{layout} A figure is how many times as fast it was, at {CASES} cases that a seed "
         f"drew, as the best of the others: {others}, where they serve the case, and at every third case torch.compile. "
         "It is the GPU's time. Each of our results was compared with float64 first: one that is wrong, or could not be "
         "judged, has no time, counts as the worst, and is not in the mean."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from builder import claims, hero, numbers
+from builder import claims, hero, numbers, sampled
 from builder.rungs import TITLES
 from builder.site import Site
 from kernel_twins.report.rows import store
@@ -32,7 +32,8 @@ def write(site: Site) -> None:
     ladder = next(each for each in measured if each.op.name == claims.PRODUCT)
     case = ladder.op.profile_case
     best = claims.best(ladder, case)
-    rungs, runs = hero.rungs(ladder), claims.runs(measured)
+    rungs, behind = hero.rungs(ladder), claims.runs(measured)
+    runs = [each for each in store.read_runs(site.data).sort_values("date").to_dict("records") if each["run"] in behind]
     collapse, slowest = claims.collapse(measured).row, claims.slowest(measured).row
     products = {backend: claims.product(measured, backend) for backend in BACKENDS}
     site.page(
@@ -63,8 +64,9 @@ def write(site: Site) -> None:
         best_height=ladder.quantities(best, case)["ceiling_share"],
         ceilings={key: _ceiling(site, key) for key in ("bf16", "dram_read")},
         unmeasured=claims.unmeasured(measured),
-        run=next(each for each in store.read_runs(site.data).to_dict("records") if each["run"] == runs[-1]),
-        dates=[each[:10] for each in runs],
+        wrong={backend: sampled.wrong(site, backend) for backend in BACKENDS},
+        run=runs[-1],
+        dates=[each["date"][:10] for each in runs],
     )
 
 

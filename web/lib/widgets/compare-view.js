@@ -138,8 +138,10 @@ KT.compare = (() => {
     const time = rows.find((row) => row.key === "time" && row.weight >= 0);
     const times = time ? ` The ${change(time, " µs")}.` : "";
     if (found) {
+      const apart = Math.abs((found.value * b.values[0]) / a.values[0] - 1) > 0.02
+        ? " Its rounds are of one contest, at another clock than the times below." : "";
       const interval = `99 % interval ${KT.fixed(found.low, 3)} to ${KT.fixed(found.high, 3)}`;
-      return `B, ${named(b)}, is ${KT.fixed(found.value, 3)} × as fast as A, ${named(a)} (${interval}): ${found.standing}.${most}`;
+      return `B, ${named(b)}, is ${KT.fixed(found.value, 3)} × as fast as A, ${named(a)} (${interval}): ${found.standing}.${apart}${most}`;
     }
     const unpaired = a.values[0] && b.values[0] && a.op === b.op && a.slug === b.slug
       ? " They were timed in different contests, so that the change has no interval." : " Nothing is claimed of times of different work.";

@@ -31,9 +31,10 @@ customElements.define(
     async parsed(text) {
       const [op, slug, ...call] = text.split("/");
       if (op === "file") return this.launches[Number(slug)] ? { op, slug } : null;
-      if (!(op in this.words.ops)) return null;
+      if (!Object.hasOwn(this.words.ops, op)) return null;
       const payload = await KT.load(op);
-      return call.join("/") in (payload.cases[slug] ?? {}) ? { op, slug, call: call.join("/") } : null;
+      const calls = Object.hasOwn(payload.cases, slug) ? payload.cases[slug] : {};
+      return Object.hasOwn(calls, call.join("/")) ? { op, slug, call: call.join("/") } : null;
     }
 
     async changed(select) {

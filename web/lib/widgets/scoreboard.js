@@ -48,7 +48,7 @@ customElements.define(
     store() {
       const state = this.choice;
       if (this.order.key) state.set(this.order.down ? "down" : "up", this.order.key);
-      history.replaceState(null, "", state.size ? `#${state}` : location.pathname + location.search);
+      history.replaceState(null, "", String(state) ? `#${state}` : location.pathname + location.search);
       this.apply();
     }
 
