@@ -96,6 +96,6 @@ def browser() -> Iterator[Browser]:
         stop("needs Chromium: apt-get install chromium")
     api = pytest.importorskip("playwright.sync_api")
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM)
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
         yield started
         started.close()
