@@ -38,14 +38,6 @@ VALUES = """(side) => Object.fromEntries([...document.querySelectorAll(`[aria-la
   .filter(([, data]) => data).map(([key, data]) => [key, [Number(data.value), data.textContent, data.dataset.src]]))"""
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """What Python knows of the rows."""
-    from builder.site import Site
-
-    return Site(tmp_path_factory.mktemp("rows"))
-
-
 @pytest.fixture
 def page(site: Path, browser: Browser) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
@@ -70,11 +62,11 @@ def choose(page: Page, a: str, b: str) -> None:
     page.wait_for_timeout(50)
 
 
-def pairs(rows: Site) -> list[tuple[str, str, str, str]]:
+def pairs(committed: Site) -> list[tuple[str, str, str, str]]:
     """Those above that exist, and some at random."""
     chance = random.Random(40)
     found = []
-    for results in rows.measured:
+    for results in committed.measured:
         if not results.measured:
             continue
         slug = chance.choice(sorted({slug for slug, _ in results.recorded.rows}))
@@ -84,7 +76,7 @@ def pairs(rows: Site) -> list[tuple[str, str, str, str]]:
         found.append((results.op.name, slug, a, b))
     known = {
         (each.op.name, slug, f"{name.backend}/{name.step or '-'}")
-        for each in rows.measured
+        for each in committed.measured
         for slug, name in each.recorded.rows
     }
     return [each for each in PAIRS if {(*each[:2], each[2]), (*each[:2], each[3])} <= known] + found
@@ -95,14 +87,14 @@ def named(call: str) -> Name:
     return Name(backend, "" if step == "-" else step)
 
 
-def test_numbers_are_those_of_the_rows_and_swapping_sides_inverts_them(page: Page, rows: Site) -> None:
+def test_numbers_are_those_of_the_rows_and_swapping_sides_inverts_them(page: Page, committed: Site) -> None:
     from builder import provenance
 
-    tried = pairs(rows)
+    tried = pairs(committed)
     assert len(tried) > 15
     for op, slug, a, b in tried:
         choose(page, f"{op}/{slug}/{a}", f"{op}/{slug}/{b}")
-        results = next(each for each in rows.measured if each.op.name == op)
+        results = next(each for each in committed.measured if each.op.name == op)
         shown = [page.evaluate(VALUES, side) for side in (0, 1)]
         for call, values in zip((a, b), shown, strict=True):
             quantities = results.quantities(named(call), Case.parse(slug))
@@ -110,16 +102,16 @@ def test_numbers_are_those_of_the_rows_and_swapping_sides_inverts_them(page: Pag
             for key, (value, text, source) in values.items():
                 assert value == pytest.approx(quantities[key], rel=1e-5)
                 assert text == write.number(quantities[key])
-                assert value == pytest.approx(provenance.value(rows, source), rel=1e-5)
+                assert value == pytest.approx(provenance.value(committed, source), rel=1e-5)
         page.get_by_role("button", name="Swap A and B").click()
         page.wait_for_function("call => document.querySelector('[name=call0]').value === call", arg=b)
         page.wait_for_timeout(50)
         assert [page.evaluate(VALUES, side) for side in (1, 0)] == shown
 
 
-def test_the_ratio_of_two_times_is_the_logs(page: Page, rows: Site) -> None:
-    for op, slug, a, b in pairs(rows):
-        results = next(each for each in rows.measured if each.op.name == op)
+def test_the_ratio_of_two_times_is_the_logs(page: Page, committed: Site) -> None:
+    for op, slug, a, b in pairs(committed):
+        results = next(each for each in committed.measured if each.op.name == op)
         found = results.ratio(Case.parse(slug), named(b), named(a))
         choose(page, f"{op}/{slug}/{a}", f"{op}/{slug}/{b}")
         told = page.locator("kt-compare output").inner_text()
@@ -188,7 +180,7 @@ def test_the_first_view_is_the_largest_step_also_without_scripts(site: Path, bro
     assert page.locator("[aria-label^=Quantities] tbody td").all_inner_texts() == cells
 
 
-def test_stalls_instructions_and_code_are_those_of_both(page: Page, rows: Site) -> None:
+def test_stalls_instructions_and_code_are_those_of_both(page: Page, committed: Site) -> None:
     from builder import provenance
 
     choose(
@@ -200,8 +192,8 @@ def test_stalls_instructions_and_code_are_those_of_both(page: Page, rows: Site) 
         numbers = page.locator(f"[aria-label^={label}] data")
         assert numbers.count() > 5
         for value, source in numbers.evaluate_all("all => all.map((each) => [Number(each.value), each.dataset.src])"):
-            assert value == pytest.approx(provenance.value(rows, source), rel=1e-5), source
-    results = next(each for each in rows.measured if each.op.name == "matmul_bf16")
+            assert value == pytest.approx(provenance.value(committed, source), rel=1e-5), source
+    results = next(each for each in committed.measured if each.op.name == "matmul_bf16")
     case = results.op.profile_case
     limits = page.locator(".comparison .limit").all_inner_texts()
     for told, step in zip(limits, ("v02_tensor_cores", "v03_swizzled"), strict=True):

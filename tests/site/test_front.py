@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from builder import claims, hero, provenance
+from builder import claims, contests, hero, provenance
 from builder.site import Site
 from kernel_twins import OPS
 from kernel_twins.harness.ceilings import REFERENCE_GPU
@@ -208,9 +208,9 @@ def _mark(page: Page) -> str:
 
 def standing(measured: list[Results], row: Best) -> str:
     """The log's verdict on a row."""
-    for each in claims.contests([each for each in measured if each.op.name == row.op]):
+    for each in contests.contests([each for each in measured if each.op.name == row.op]):
         if (each.case.slug, each.backend) == (row.case, row.backend):
-            return each.standing
+            return each.verdict
     raise AssertionError(row)
 
 

@@ -7,7 +7,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,10 +22,6 @@ PARTS = 8  # so that processes share the pages
 Check = Callable[["Page"], list[str]]
 
 
-def part_of(site: Path, part: int) -> list[Path]:
-    return reading.pages(site)[part::PARTS]
-
-
 @functools.cache
 def examples(site: Path) -> frozenset[Path]:
     """Of the pages of a folder, which one template writes, the first and the largest; at the root all."""
@@ -34,6 +30,14 @@ def examples(site: Path) -> frozenset[Path]:
         pages = list(group)
         found |= set(pages) if folder == site else {pages[0], max(pages, key=lambda page: page.stat().st_size)}
     return frozenset(found)
+
+
+def opened(site: Path, part: int, browser: Browser, **settings: Any) -> Iterator[tuple[Path, Page, list[str]]]:
+    """The part's pages, each with what is complained of while it is open."""
+    with browser.new_context(**settings) as context:
+        for path in reading.pages(site)[part::PARTS]:
+            with browsing.visit(context, path) as (page, heard):
+                yield path, page, heard
 
 
 def faults(site: Path, path: Path, page: Page, heard: list[str], *checks: Check) -> Iterator[str]:
@@ -45,33 +49,27 @@ def faults(site: Path, path: Path, page: Page, heard: list[str], *checks: Check)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_page_in_a_wide_window(part: int, site: Path, browser: Browser) -> None:
     found: list[str] = []
-    with browser.new_context(viewport=WIDE, color_scheme="light") as context:
-        for path in part_of(site, part):
-            with browsing.visit(context, path) as (page, heard):
-                checks = (browsing.structure, browsing.overflow, browsing.inaccessible)
-                once = (browsing.unreachable, in_the_dark) if path in examples(site) else ()
-                found += faults(site, path, page, heard, *checks, *once)
+    for path, page, heard in opened(site, part, browser, viewport=WIDE, color_scheme="light"):
+        checks = (browsing.structure, browsing.overflow, browsing.inaccessible)
+        once = (browsing.unreachable, in_the_dark) if path in examples(site) else ()
+        found += faults(site, path, page, heard, *checks, *once)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_page_in_a_narrow_window(part: int, site: Path, browser: Browser) -> None:
     found: list[str] = []
-    with browser.new_context(viewport=NARROW, color_scheme="dark") as context:
-        for path in part_of(site, part):
-            with browsing.visit(context, path) as (page, heard):
-                checks = (in_a_narrow_window,) if path in examples(site) else ()
-                found += faults(site, path, page, heard, browsing.overflow, *checks)
+    for path, page, heard in opened(site, part, browser, viewport=NARROW, color_scheme="dark"):
+        checks = (in_a_narrow_window,) if path in examples(site) else ()
+        found += faults(site, path, page, heard, browsing.overflow, *checks)
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_page_without_javascript(part: int, site: Path, browser: Browser) -> None:
     found: list[str] = []
-    with browser.new_context(viewport=NARROW, java_script_enabled=False) as context:
-        for path in part_of(site, part):
-            with browsing.visit(context, path) as (page, heard):
-                found += faults(site, path, page, heard, browsing.structure, browsing.overflow, browsing.scriptless)
+    for path, page, heard in opened(site, part, browser, viewport=NARROW, java_script_enabled=False):
+        found += faults(site, path, page, heard, browsing.structure, browsing.overflow, browsing.scriptless)
     assert not found, "\n".join(found)
 
 

@@ -29,14 +29,6 @@ CHOICES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """What Python knows of the rows."""
-    from builder.site import Site
-
-    return Site(tmp_path_factory.mktemp("rows"))
-
-
 @pytest.fixture
 def page(site: Path, browser: Browser) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
@@ -55,20 +47,20 @@ def copied(page: Page) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: urlencode(choice) or "all")
-def test_means_and_counts_follow_the_filters(page: Page, rows: Site, choice: dict[str, str]) -> None:
+def test_means_and_counts_follow_the_filters(page: Page, committed: Site, choice: dict[str, str]) -> None:
     from builder import contests, provenance
 
     for key, value in choice.items():
         control = page.locator(f".filters [name={key}]")
         control.fill(value) if key == "q" else control.select_option(value)
-    shown = contests.chosen(contests.of(rows), urlencode(choice))
+    shown = contests.chosen(contests.of(committed), urlencode(choice))
     assert len(shown) > 0 and page.locator(".board tr[data-op]:visible").count() == len(shown)
     for backend in ("cuda", "triton"):
         if not any(row.backend == backend for row in shown):
             assert page.locator(f".means tr[data-backend={backend}] [data-figure=geomean]").inner_text() == "–"
             continue
         for each in page.locator(f".means tr[data-backend={backend}] data").all():
-            expected = provenance.value(rows, str(each.get_attribute("data-src")))
+            expected = provenance.value(committed, str(each.get_attribute("data-src")))
             assert float(str(each.get_attribute("value"))) == pytest.approx(expected, rel=1e-5)
         mean = page.locator(f".means tr[data-backend={backend}] [data-figure=geomean]").inner_text()
         assert mean == f"{contests.figure(shown, backend, 'geomean'):.3f} ×"
@@ -144,8 +136,8 @@ def test_without_scripts_all_rows_and_means_are_there(site: Path, browser: Brows
         assert not page.locator(".filters").is_visible()
 
 
-def test_sampled_cases_that_are_wrong_are_told(page: Page, rows: Site) -> None:
-    cells = sampled_table.compared(sampled_table.read(rows.data))
+def test_sampled_cases_that_are_wrong_are_told(page: Page, committed: Site) -> None:
+    cells = sampled_table.compared(sampled_table.read(committed.data))
     wrong = int(cells["status"].str.startswith("wrong").sum())
     section = page.locator("[aria-label='Sampled cases'] tbody tr")
     told = [int(row.locator("td").nth(6).inner_text()) for row in section.all() if "all" not in row.inner_text()[:4]]

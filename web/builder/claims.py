@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from statistics import geometric_mean
 
+from builder.contests import Contest, contests
 from kernel_twins.report.meaning import judged
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judged import Judged
-from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.spec import BACKENDS, Backend, Case, Name
 
 PRODUCT = "matmul_bf16"
@@ -23,31 +23,6 @@ _COLLAPSED = 0.5  # of the best rate that a baseline has at another case of the 
 _NORMAL_99 = 2.5758293035489004  # the normal distribution's 99.5 % quantile
 
 Measured = Sequence[Results]
-
-
-@dataclass(frozen=True, slots=True)
-class Contest:
-    """A last step against the best baseline at a case, in one run."""
-
-    results: Results
-    case: Case
-    backend: Backend
-    name: Name
-    baseline: Name
-    ratio: Ratio
-
-    @property
-    def standing(self) -> str:
-        return self.results.standing(self.case, self.name, self.baseline) or ""
-
-    @property
-    def stale(self) -> bool:
-        return self.results.stale(self.name)
-
-    @property
-    def link(self) -> str:
-        """The step on its ladder's page, from the site's root."""
-        return f"ladders/{self.results.op.name}.html#{self.name.step}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +49,8 @@ def product(measured: Measured, backend: Backend) -> Claim:
     """
     results = next(each for each in measured if each.op.name == PRODUCT)
     dtype = results.op.profile_case.dtype
-    rows = tuple(each for each in contests([results]) if each.backend == backend and each.case.dtype == dtype)
-    value, low, high = (geometric_mean(getattr(each.ratio, end) for each in rows) for end in ("value", "low", "high"))
+    rows = tuple(each for each in _timed([results]) if each.backend == backend and each.case.dtype == dtype)
+    value, low, high = (geometric_mean(getattr(each.paired, end) for each in rows) for end in ("value", "low", "high"))
     return Claim(value, low, high, rows)
 
 
@@ -84,14 +59,14 @@ def collapse(measured: Measured) -> Claim:
 
     That best rate is of the same operation and dtype, at whichever case.
     """
-    fast = (each for each in contests(measured) if each.standing == "FAST" and fallen(each) < _COLLAPSED)
-    return _extreme(max(fast, key=lambda each: each.ratio.value))
+    fast = (each for each in _timed(measured) if each.verdict == "FAST" and fallen(each) < _COLLAPSED)
+    return _extreme(max(fast, key=lambda each: each.paired.value))
 
 
 def slowest(measured: Measured) -> Claim:
     """The smallest ratio of all last steps and cases whose verdict is SLOW."""
-    slow = (each for each in contests(measured) if each.standing == "SLOW")
-    return _extreme(min(slow, key=lambda each: each.ratio.value))
+    slow = (each for each in _timed(measured) if each.verdict == "SLOW")
+    return _extreme(min(slow, key=lambda each: each.paired.value))
 
 
 def predicted(measured: Measured) -> Claim:
@@ -129,15 +104,9 @@ def count(measured: Measured, key: str) -> int:
     return COUNTS[key](tuple(measured))
 
 
-def contests(measured: Measured) -> Iterator[Contest]:
-    """Every last step against the best baseline, at every case at which one run timed both."""
-    for results in measured:
-        for case in results.op.timed_cases:
-            against = results.best_baseline(case)
-            for backend in BACKENDS:
-                name = results.last(backend, case)
-                if against and name and (ratio := results.ratio(case, name, against)):
-                    yield Contest(results, case, backend, name, against, ratio)
+def _timed(measured: Measured) -> Iterator[Contest]:
+    """The contests in which one run timed both."""
+    return (each for each in contests(measured) if each.ratio)
 
 
 def best(results: Results, case: Case) -> Name:
@@ -182,7 +151,7 @@ def runs(measured: Measured) -> set[str]:
 
 
 def _extreme(row: Contest) -> Claim:
-    return Claim(row.ratio.value, row.ratio.low, row.ratio.high, (row,))
+    return Claim(row.paired.value, row.paired.low, row.paired.high, (row,))
 
 
 def _steps(results: Results) -> list[Name]:

@@ -99,8 +99,9 @@ def header(path: Path) -> int:
 
 
 def whole(path: Path) -> Hunk:
-    """A file's lines, none of them changed."""
-    return Hunk(Line("same", number, line) for number, line in enumerate(lines(path), 1))
+    """A file's lines below its header, none of them changed."""
+    first = header(path) + 1
+    return Hunk(Line("same", number, line) for number, line in enumerate(lines(path)[first - 1 :], first))
 
 
 def hunks(old: Path, new: Path) -> list[Hunk]:
@@ -115,13 +116,6 @@ def hunks(old: Path, new: Path) -> list[Hunk]:
         )
         for group in matcher.get_grouped_opcodes(_CONTEXT)
     ]
-
-
-def kept(old: Path, new: Path) -> float:
-    """The share of a file's lines that stood in the old one, in the same order."""
-    before, after = (path.read_text().splitlines() for path in (old, new))
-    same = difflib.SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
-    return sum(block.size for block in same) / len(after)
 
 
 def _lines(tag: str, left: range, right: range, old: Path, new: Path) -> list[Line]:

@@ -50,6 +50,18 @@ class Contest:
     stale: bool
 
     @property
+    def paired(self) -> Ratio:
+        """The ratio; LookupError without one."""
+        if self.ratio is None:
+            raise LookupError(f"no run timed both of {self.name} and {self.baseline} at {self.case.slug}")
+        return self.ratio
+
+    @property
+    def link(self) -> str:
+        """The step on its ladder's page, from the site's root."""
+        return f"ladders/{self.op}.html#{self.name.step}"
+
+    @property
     def op(self) -> str:
         return self.results.op.name
 

@@ -18,7 +18,7 @@ from kernel_twins.report.pages import headers
 from kernel_twins.report.rows.base import ROOT
 from kernel_twins.spec import BACKENDS, Backend, Case, Name, Op, Step
 
-_LEAST_KEPT = 0.5  # of a file's lines; with fewer, what changed is no shorter to read than the file
+_MOST_NEW = 0.5  # of a file's lines; with more, what changed is no shorter to read than the file
 
 TITLES: dict[Backend, str] = {backend: words.title(backend) for backend in BACKENDS}
 
@@ -114,7 +114,8 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
     previous = results.previous(step, backend, case) if case else None
     file, compared = _file(op, step, backend), previous or _earlier(op, step, backend)
     old = _file(op, compared, backend) if compared else None
-    anew = old is not None and code.kept(old, file) < _LEAST_KEPT
+    hunks = code.hunks(old, file) if old else []
+    anew = sum(line.kind == "new" for hunk in hunks for line in hunk) > _MOST_NEW * len(code.lines(file))
     limit = results.limiter(name, case) if case else None
     return Twin(
         backend=backend,
@@ -127,7 +128,7 @@ def _twin(results: Results, step: Step, backend: Backend) -> Twin:
         anew=anew,
         apart=_apart(results, name, previous, case),
         stale=results.stale(name),
-        hunks=_hunks(None if anew else old, file),
+        hunks=_below_headers(hunks, old, file) if old and not anew else [code.whole(file)],
         length=len(code.lines(file)),
         moved=list(_moved(results, name, Name(backend, previous.name) if previous else None, case)) if case else [],
         limit=limit.told() if limit else "",
@@ -143,12 +144,11 @@ def _apart(results: Results, name: Name, previous: Step | None, case: Case | Non
     return timed and results.ratio(case, name, before) is None
 
 
-def _hunks(old: Path | None, new: Path) -> list[code.Hunk]:
-    """What a step changes in the code below its file's header; without an old file, all of it."""
-    ends = {"gone": code.header(old) if old else 0, "new": code.header(new), "same": code.header(new)}
-    found = code.hunks(old, new) if old else [code.whole(new)]
-    below = [code.Hunk(line for line in hunk if line.number > ends[line.kind]) for hunk in found]
-    return [hunk for hunk in below if hunk and (hunk.changes or not old)]
+def _below_headers(hunks: list[code.Hunk], old: Path, new: Path) -> list[code.Hunk]:
+    """What a step changes in the code below its file's header."""
+    ends = {"gone": code.header(old), "new": code.header(new), "same": code.header(new)}
+    below = (code.Hunk(line for line in hunk if line.number > ends[line.kind]) for hunk in hunks)
+    return [hunk for hunk in below if hunk.changes]
 
 
 def _earlier(op: Op, step: Step, backend: Backend) -> Step | None:
@@ -158,17 +158,19 @@ def _earlier(op: Op, step: Step, backend: Backend) -> Step | None:
 
 
 def _moved(results: Results, name: Name, before: Name | None, case: Case) -> Iterator[Moved]:
-    after = results.quantities(name, case)
-    was = results.quantities(before, case) if before else dict.fromkeys(after)
-    for key, quantity in QUANTITIES.items():
-        if after[key] is None:
-            continue
-        yield Moved(
-            f"rate, {results.rate_unit}" if key == "rate" else quantity.heading,
-            numbers.quantity(results, before, case, key) if before else Markup(),
-            numbers.quantity(results, name, case, key),
-            write.change(was[key], after[key]),
-        )
+    known = results.quantities(name, case)
+    return (moved(results, case, before, name, key) for key in QUANTITIES if known[key] is not None)
+
+
+def moved(results: Results, case: Case, before: Name | None, after: Name, key: str) -> Moved:
+    """A quantity of two calls; without a call before, of one."""
+    was = results.quantities(before, case)[key] if before else None
+    return Moved(
+        f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading,
+        numbers.quantity(results, before, case, key) if before else Markup(),
+        numbers.quantity(results, after, case, key),
+        write.change(was, results.quantities(after, case)[key]),
+    )
 
 
 def _file(op: Op, step: Step, backend: Backend) -> Path:

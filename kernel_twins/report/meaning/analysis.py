@@ -41,6 +41,7 @@ class Results:
         self.recorded = Recorded(op, folder)
         self._ratios: dict[tuple[str, Name, Name, str], Ratio | None] = {}
         self._quantities: dict[tuple[Case, Name], dict[str, float | None]] = {}
+        self._stale: dict[Name, bool] = {}
 
     @property
     def measured(self) -> bool:
@@ -265,6 +266,11 @@ class Results:
         The latter pins shared headers and tuned configurations. It is that of the static rows, and so is compared only
         with measurements of the reference GPU by the same compiler; other differences say nothing about the sources.
         """
+        if name not in self._stale:
+            self._stale[name] = self._has_changed(name)
+        return self._stale[name]
+
+    def _has_changed(self, name: Name) -> bool:
         source = identity.source_digest(self.op.name, name.step, name.backend)
         toolchain, compiled = self._compiled.get((self.op.name, name.step, name.backend), ("", ""))
         for row in (row for (_, each), rows in self.recorded.rows.items() if each == name for row in rows.values()):

@@ -7,29 +7,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from markupsafe import Markup
-
 from builder import numbers, sides
-from builder.rungs import TITLES
+from builder.rungs import TITLES, Moved, moved
 from builder.site import Site
 from kernel_twins.report.meaning import static
-from kernel_twins.report.meaning import write as written
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.rows import store
 from kernel_twins.spec import BACKENDS, Case, Name
 
 _LADDER = "matmul_bf16"
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A quantity of both sides."""
-
-    heading: str
-    before: Markup
-    after: Markup
-    change: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +101,7 @@ def _moved(results: Results, case: Case, before: Name, after: Name) -> Iterator[
     was, now = results.quantities(before, case), results.quantities(after, case)
     known = [key for key in QUANTITIES if was[key] is not None or now[key] is not None]
     for key in sorted(known, key=lambda key: -weight(was[key], now[key])):
-        yield Moved(
-            f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading,
-            numbers.quantity(results, before, case, key),
-            numbers.quantity(results, after, case, key),
-            written.change(was[key], now[key]),
-        )
+        yield moved(results, case, before, after, key)
 
 
 def weight(before: float | None, after: float | None) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from builder import claims, hero, numbers, sampled
+from builder.contests import Contest
 from builder.rungs import TITLES
 from builder.site import Site
 from kernel_twins.report.rows import store
@@ -70,7 +71,7 @@ def write(site: Site) -> None:
     )
 
 
-def _ratio(rule: str, claim: claims.Claim, row: claims.Contest) -> Shown:
+def _ratio(rule: str, claim: claims.Claim, row: Contest) -> Shown:
     value, low, high = (
         numbers.shown(f"{each:.3f}{unit}", each, f"rule#{rule}{end}")
         for each, unit, end in ((claim.value, " ×", ""), (claim.low, "", "/low"), (claim.high, "", "/high"))
@@ -88,7 +89,7 @@ def _shape(case: Case, products: Mapping[Backend, claims.Claim]) -> tuple[str, s
     rows = {backend: row for backend, each in products.items() for row in each.rows if row.case == case}
     against = next(row.baseline.backend for row in rows.values())
     ratios = [
-        numbers.multiple(row.results, case, row.name, row.baseline, row.ratio)
+        numbers.multiple(row.results, case, row.name, row.baseline, row.paired)
         if (row := rows.get(backend))
         else Markup("–")
         for backend in products
