@@ -42,6 +42,8 @@ _EXAMPLES = """examples:
   ncu_report.py functions                              the public functions alone, in a minute
   ncu_report.py sampled --compile && ncu_report.py sampled
                                                        the same at cases that nobody chose, in ten
+  ncu_report.py sweeps stages matmul_bf16/v04_pipelined
+                                                       what the compilers make of it, stage by stage; needs no GPU
   ncu_report.py extract kernel.ncu-rep                 anybody's report: its counters, and what limits each launch
   ncu_report.py extract --all kernel.ncu-rep > all.csv
   ncu_report.py diff matmul_bf16/v04_pipelined/cuda matmul_bf16/v05_grouped/cuda
@@ -197,6 +199,10 @@ def _parser(description: str) -> argparse.ArgumentParser:
     told = "time the public functions at cases that nobody chose; an interrupted one goes on"
     sampled = verb("sampled", told, publishing, quiet)
     sampled.add_argument("--compile", action="store_true", help="begin a recording, and compile what its cases need")
+    sweeps = verb("sweeps", "record what belongs to no ladder's run: compilers' stages, the grid, Inductor's code")
+    told = "stages and compile need no GPU; inductor does"
+    sweeps.add_argument("sweep", choices=("stages", "compile", "inductor"), metavar="NAME", help=told)
+    sweeps.add_argument("kernel", nargs="*", metavar="KERNEL", help="of stages these alone: OP or OP/STEP")
     static = verb("static", "record registers, shared memory, spills and instructions of every step; no GPU needed")
     static.add_argument("--reason", default="", help="why recorded rows may change")
     diff = verb("diff", "compare two steps, languages, commits, or two reports of ncu's", as_json)

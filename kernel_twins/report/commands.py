@@ -162,6 +162,26 @@ def sampled(arguments: argparse.Namespace, console: Console) -> int:
     return code
 
 
+def sweeps(arguments: argparse.Namespace, console: Console) -> int:
+    from kernel_twins.report.sweeps import grid, inductor, passes, stages
+
+    def progress(line: str) -> None:
+        console.print(line, markup=False)
+
+    if arguments.sweep != "stages" and arguments.kernel:
+        raise ValueError(f"KERNEL is {' '.join(arguments.kernel)}; only `sweeps stages` takes kernels")
+    match arguments.sweep:
+        case "stages":
+            changed = stages.record(arguments.kernel, progress)
+            passes.record()
+            console.print(f"{changed} files of {shown(stages.FOLDER)} changed")
+        case "compile":
+            console.print(f"{grid.record(progress)} cells in {shown(grid.FILE)}")
+        case "inductor":
+            console.print(f"{inductor.record(progress)} files in {shown(stages.FOLDER)}")
+    return OK
+
+
 def static(arguments: argparse.Namespace, console: Console) -> int:
     from kernel_twins.report.meaning.static import record
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from markupsafe import Markup
+from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.token import Comment, Keyword, Number, String, _TokenType
 
@@ -45,13 +46,23 @@ class Line:
 
 @functools.cache
 def lines(path: Path) -> tuple[Markup, ...]:
-    """A file's lines. A token that goes over several lines is coloured in each."""
-    found = [Markup()]
-    for token, text in get_lexer_by_name(_LEXERS[path.suffix], stripnl=False).get_tokens(path.read_text()):
-        first, *others = (_coloured(token, part) for part in text.split("\n"))
-        found[-1] += first
-        found += others
-    return tuple(found[:-1])
+    """A file's lines."""
+    return tuple(coloured(lexer(path.suffix), path.read_text()))
+
+
+@functools.cache
+def lexer(suffix: str) -> Lexer:
+    return get_lexer_by_name(_LEXERS[suffix], stripnl=False)
+
+
+def coloured(lexer: Lexer, text: str) -> list[Markup]:
+    """A text's lines, without what follows the last. A token that goes over several lines is coloured in each."""
+    found: list[list[str]] = [[]]
+    for token, part in lexer.get_tokens(text):
+        first, *others = (_coloured(token, piece) for piece in part.split("\n"))
+        found[-1].append(first)
+        found += [[each] for each in others]
+    return [Markup("".join(pieces)) for pieces in found[:-1]]
 
 
 def _coloured(token: _TokenType, text: str) -> Markup:

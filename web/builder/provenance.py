@@ -9,12 +9,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from builder import answers, called, chips, claims, contests, mix, numbers, sampled
+from builder import answers, called, chips, claims, contests, grids, mix, numbers, sampled, stages
 from builder.site import Site
 from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
+from kernel_twins.report.sweeps import grid
 from kernel_twins.spec import Case, Name
 
 
@@ -119,6 +120,17 @@ def _exact(site: Site, _: str, key: str) -> float:
     return answers.exactly(results, _case(results, slug), quantity)
 
 
+def _cell_of_grid(site: Site, _: str, key: str) -> float:
+    """``KERNEL/M/N/K/DTYPE/WARPS/STAGES/FACT`` of the grid of compilations."""
+    place, _, fact = key.rpartition("/")
+    return float(next(row[fact] for row in grid.read().to_dict("records") if grids.key(row) == place))
+
+
+def _stage(site: Site, name: str, key: str) -> float:
+    """A number in the head of a recording of the compilers' stages."""
+    return float(stages.recorded(name.removeprefix("stages/")).head[key])
+
+
 # A page that shows numbers of another table adds it here.
 RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "timings.csv": _cell,
@@ -133,4 +145,8 @@ RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "rule": _rule,
     "ceilings": _ceiling,
     "exact": _exact,
+
+
+    "sweeps/compile.csv": _cell_of_grid,
+    "txt": _stage,
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from builder.pages import (
     compare,
+    compiler,
     docs,
     front,
     glossary,
@@ -28,6 +29,7 @@ PAGES: dict[str, Callable[[Site], None]] = {
     "sources": sources.write,
     "scoreboard": scoreboard.write,
     "compare": compare.write,
+    "compiler": compiler.write,
     "survey": survey.write,
     "method": method.write,
     "interview": interview.write,

@@ -1,0 +1,165 @@
+// The stage explorer: columns of a kernel's stages, in which lines of one source line light up together.
+"use strict";
+
+customElements.define(
+  "kt-stages",
+  class extends HTMLElement {
+    connectedCallback() {
+      this.filters = this.querySelector(".filters");
+      this.columns = this.querySelector(".columns");
+      this.told = this.querySelector(".told");
+      this.kernel = this.filters.querySelector("select[name=kernel]");
+      this.settings = [...this.filters.querySelectorAll(".setting select")];
+      this.boxes = [...this.filters.querySelectorAll("fieldset input")];
+      this.all = this.filters.querySelector("input[name=all]");
+      this.filters.hidden = this.columns.hidden = false;
+      this.querySelector(".excerpts").hidden = true;
+      this.filters.addEventListener("change", (event) => this.chosen(event.target));
+      this.columns.addEventListener("pointerover", (event) => this.point(event.target.closest(".line")));
+      this.columns.addEventListener("click", (event) => this.point(event.target.closest(".line")));
+      this.columns.addEventListener("keydown", (event) => this.key(event));
+      addEventListener("hashchange", () => this.restore());
+      this.restore();
+    }
+
+    restore() {
+      const wanted = new URLSearchParams(location.hash.slice(1));
+      const name = wanted.get("stages") ?? this.dataset.default;
+      this.settings.forEach((select, index) => {
+        if (![...select.options].some((option) => option.value === name)) return;
+        this.kernel.value = String(index);
+        select.value = name;
+      });
+      if (wanted.has("columns")) {
+        const shown = wanted.get("columns").split(",");
+        for (const box of this.boxes) box.checked = shown.includes(box.name);
+      }
+      this.show(Number(wanted.get("line")) || 0);
+    }
+
+    get name() {
+      return this.settings[Number(this.kernel.value)].value;
+    }
+
+    chosen(control) {
+      if (this.boxes.includes(control)) {
+        const open = this.boxes.filter((box) => box.checked).length;
+        if (open < 2 || open > 6) control.checked = !control.checked;
+      }
+      if (control === this.all || this.boxes.includes(control)) this.arrange();
+      else this.show(0);
+      this.keep();
+    }
+
+    keep() {
+      const columns = this.boxes.filter((box) => box.checked).map((box) => box.name);
+      const state = { stages: this.name, columns: columns.join(","), line: String(this.lit || "") };
+      history.replaceState(null, "", `#${new URLSearchParams(state)}`);
+    }
+
+    async show(line) {
+      const name = this.name;
+      this.settings.forEach((select, index) => {
+        select.closest("label").hidden = String(index) !== this.kernel.value;
+      });
+      const made = await KT.load(`stages-${name}`);
+      if (name !== this.name) return; // the reader chose again meanwhile
+      this.stale = made.stale;
+      this.lacks = made.lacks;
+      this.tell(made);
+      this.columns.replaceChildren(...made.stages.map((stage) => this.column(...stage)));
+      const [, , numbers] = made.stages[0];
+      const first = made.stages[made.stages.length - 1][2].find((at) => at > 0) ?? numbers[0];
+      this.arrange();
+      this.light(line || first, null);
+    }
+
+    // A listbox whose options are the stage's lines; the text was escaped when the site was built.
+    column(key, title, numbers, code) {
+      const box = document.createElement("section");
+      box.className = `column ${key}`;
+      box.dataset.stage = key;
+      const lines = code.replace(/«(\w)/g, '<i class="$1">').replaceAll("»", "</i>").split("\n");
+      const options = lines.map((line, i) => {
+        const at = numbers[i] || "";
+        return `<div class="line" role="option" id="${key}-${i}" data-at="${at}"><b>${at}</b>${line}</div>`;
+      });
+      box.innerHTML = `<h3 id="${key}-title">${title}</h3><div class="lines" role="listbox" tabindex="0"
+        aria-labelledby="${key}-title">${options.join("")}</div>`;
+      return box;
+    }
+
+    arrange() {
+      for (const box of this.boxes) {
+        const column = this.columns.querySelector(`.${box.name}`);
+        box.disabled = !column;
+        if (column) column.hidden = !box.checked;
+      }
+      this.columns.querySelector(".llir")?.classList.toggle("folded", !this.all.checked);
+    }
+
+    point(line) {
+      const at = Number(line?.dataset.at);
+      if (line && at && at !== this.lit) this.light(at, line.closest(".column"));
+    }
+
+    // Light a source line everywhere, and bring it into view but where the reader is.
+    light(at, where, option = null) {
+      for (const line of this.columns.querySelectorAll(".lit")) line.classList.remove("lit");
+      this.lit = at;
+      const counts = [];
+      for (const column of this.columns.children) {
+        const found = [...column.querySelectorAll(`.line[data-at="${at}"]`)];
+        for (const line of found) line.classList.add("lit");
+        const list = column.querySelector(".lines");
+        const active = option && column === where ? option : found[0];
+        if (active) list.setAttribute("aria-activedescendant", active.id);
+        else list.removeAttribute("aria-activedescendant");
+        if (column.hidden) continue;
+        if (column.dataset.stage !== "source") counts.push(`${found.length} of ${column.querySelector("h3").textContent}`);
+        if (found.length && column !== where) list.scrollTop = found[0].offsetTop - list.clientHeight / 3;
+      }
+      const dagger = this.stale ? "† The step's code changed since this was recorded. " : "";
+      const lacks = this.lacks ? ` No AMDGCN: ${this.lacks}.` : "";
+      this.told.textContent = `${dagger}Line ${at}: ${counts.join(", ")}.${lacks}`;
+      this.keepSoon();
+    }
+
+    keepSoon() {
+      clearTimeout(this.timer);
+      if (!location.hash.includes("stages=")) return; // a page that was only looked at keeps its address
+      this.timer = setTimeout(() => this.keep(), 300);
+    }
+
+    key(event) {
+      const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20, Home: -Infinity, End: Infinity }[event.key];
+      const list = event.target.closest(".lines");
+      if (step === undefined || !list) return;
+      event.preventDefault();
+      const lines = [...list.children].filter((line) => Number(line.dataset.at) && line.offsetParent);
+      const now = lines.findIndex((line) => line.id === list.getAttribute("aria-activedescendant"));
+      const next = lines[Math.max(0, Math.min(lines.length - 1, now + step))];
+      if (!next) return;
+      this.light(Number(next.dataset.at), list.closest(".column"), next);
+      next.scrollIntoView({ block: "nearest" });
+    }
+
+    tell(made) {
+      const row = ([name, value]) => `<tr><th scope="row">${name}</th><td>${value}</td></tr>`;
+      this.querySelector(".facts tbody").innerHTML = made.facts.map(row).join("");
+      for (const [name, found] of made.evidence) {
+        const cell = this.querySelector(`tr[data-pass="${name}"] .seen`);
+        const items = found.map(([stage, line, text]) => {
+          const item = document.createElement("li");
+          const code = document.createElement("code");
+          code.textContent = text.length > 160 ? `${text.slice(0, 157)}...` : text;
+          item.append(`${stage}${line ? `, of line ${line}` : ""}: `, code);
+          return item;
+        });
+        const list = document.createElement("ul");
+        list.append(...items);
+        cell.replaceChildren(items.length ? list : "absent");
+      }
+    }
+  },
+);
