@@ -63,7 +63,21 @@ KERNELS = (
         ),
     ),
     Kernel("vector_add", "v06", "IfE"),
-    Kernel("reduction", "v04", "IfE", (Setting("unaligned", _UNALIGNED, "vectorization", loose=("x", "n")),)),
+    Kernel(
+        "reduction",
+        "v04",
+        "IfE",
+        (
+            Setting("unaligned", _UNALIGNED, "vectorization", loose=("x", "n")),
+            Setting(
+                "one-warp",
+                "one warp a program, which sums by shuffles alone",
+                "shared memory",
+                constants={"BLOCK": 512},
+                options={"num_warps": 1},
+            ),
+        ),
+    ),
     Kernel("matmul_bf16", "v01", _BF16),
     Kernel("matmul_bf16", "v02", f"{_BF16}Lb1ELb1E"),
     Kernel(
@@ -77,13 +91,6 @@ KERNELS = (
                 "vectorization",
                 loose=("stride_am", "stride_bk"),
             ),
-            Setting(
-                "no-unit-stride",
-                "no stride is known to be 1",
-                "coalescing",
-                types={"stride_ak": "i32", "stride_bn": "i32"},
-                loose=("stride_am", "stride_bk"),
-            ),
             Setting("block-m-32", "BLOCK_M is 32", "tensor cores", constants={"BLOCK_M": 32}),
             Setting("one-stage", "one stage: nothing is fetched ahead", options={"num_stages": 1}),
             Setting(
@@ -92,7 +99,7 @@ KERNELS = (
                 "swizzle",
                 constants={"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16},
                 types={"a": "*fp32", "b": "*fp32", "out": "*fp32"},
-                options={"default_dot_input_precision": "ieee"},
+                options={"allowed_dot_input_precisions": ("ieee",)},
             ),
         ),
     ),

@@ -113,11 +113,11 @@ def cells() -> Iterator[Cell]:
     for (m, n, k, dtype, precision), warps in itertools.product(DOTS, DOT_WARPS):
         if (dtype == "fp32" or k == 8) and warps != 4:
             continue
-        constants = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "PRECISION": precision}
+        given = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k, "PRECISION": precision}
         told = f"fp32 as {precision}" if dtype == "fp32" else dtype
         types = {"a": f"*{dtype}", "b": f"*{dtype}", "out": "*fp32"}
         key = (DOT, str(m), str(n), str(k), told, str(warps), "1")
-        yield Cell(key, -1, constants, {"num_warps": warps, "num_stages": 1}, types)
+        yield Cell(key, -1, given, {"num_warps": warps, "num_stages": 1}, types)
 
 
 def record(progress: Callable[[str], None]) -> int:

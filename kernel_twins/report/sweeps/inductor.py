@@ -18,7 +18,7 @@ OPERATIONS = ("softmax", "layer_norm", "linear")
 _KERNEL = re.compile(r"\bdef (triton_(?:poi|red|per|tem)_fused_\w+)\(")
 _CALL = re.compile(r"\b(extern_kernels\.\w+|aten\.\w+(?:\.\w+)?)\(")
 # What differs between machines and runs: paths, hashes, the description of the GPU, the benchmark behind the code.
-_DROPPED = re.compile(r"^\s*(?:# AOT ID|# Source node.*|'?backend_hash'?.*|# kernel path:.*|triton_meta=.*)$")
+_DROPPED = re.compile(r"^\s*(?:# AOT ID.*|# Source node.*|'?backend_hash'?.*|# kernel path:.*|triton_meta=.*)$")
 _HASHES = re.compile(r"'(?:backend_hash|kernel_name_hash)': '[^']*',? ?")
 _DEVICE = re.compile(r"'device': DeviceProperties\(.*?\), ")
 _PATH = re.compile(r"/[\w./-]+/([\w.-]+)")

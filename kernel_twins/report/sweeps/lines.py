@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
+from kernel_twins.compiler import disassembly
+
 Line = tuple[int, str]
 Frame = tuple[str, int]  # a file's name and a line, the innermost first
 
@@ -33,8 +35,8 @@ _SASS_CODE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;\s*$")
 _SASS_LABEL = re.compile(r"^(\.L_x?_?\d+):$")
 _GCN_DROPPED = re.compile(r"^\s*(?:;|\.|$)(?!LBB)|^\.L(?:tmp|func)\w*:")
 
-_LONGEST = 8  # lines that repeat together
-_FEWEST = 6  # lines that are worth folding
+_LONGEST = 12  # lines that repeat together
+_FEWEST = 4  # lines that are worth folding
 _AGAIN = re.compile(r"^ {4}… (\d+) more of the (\d+) above$")
 
 _LIKE = re.compile(r"(=\w|\bfloat|\bi\d+|\bdouble|\bptr(?: addrspace\(\d\))?)(?:(,\s?)\1){7,}(?![\w%])")
@@ -133,17 +135,18 @@ def ptx(text: str) -> list[Line]:
 
 
 def sass(text: str) -> list[Line]:
-    """What nvdisasm prints of a cubin of ``own_places``: instructions and labels, without the padding at the end."""
+    """What nvdisasm prints of a cubin of ``own_places``: instructions and labels, without NOPs, which pad."""
     found: list[Line] = []
     at = 0
     for line in text.splitlines():
         if match := _SASS_LINE.match(line):
             at = int(match[2])
         elif match := _SASS_CODE.match(line):
-            found.append((at, f"    {match[1]}"))
+            if disassembly.opcode(match[1]) != "NOP":
+                found.append((at, f"    {match[1]}"))
         elif match := _SASS_LABEL.match(line):
             found.append((0, line))
-    while found and (found[-1][1].strip() == "NOP" or found[-1][1].endswith(":")):
+    while found and found[-1][1].endswith(":"):
         found.pop()
     return found
 
@@ -189,10 +192,10 @@ def folded(lines: Sequence[Line]) -> list[Line]:
 
 
 def _times(shapes: Sequence[tuple[int, str]], start: int, together: int) -> int:
-    """How often lines repeat from ``start`` on: 1 where they do not, or are of several source lines."""
+    """How often lines repeat from ``start`` on; 0 where they do not three times, or are of several source lines."""
     unit = shapes[start : start + together]
     if len({at for at, _ in unit}) > 1:
-        return 1
+        return 0
     times = 1
     while shapes[start + times * together : start + (times + 1) * together] == unit:
         times += 1

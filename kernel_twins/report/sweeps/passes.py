@@ -6,6 +6,7 @@ its own: MLIR reads its settings once.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import subprocess
@@ -70,7 +71,7 @@ def _compile() -> None:
 
     def announce(_: Any, stages: dict[str, Any], *__: Any) -> None:
         for name, make in list(stages.items()):
-            stages[name] = lambda *given, name=name, make=make: (_say(name), make(*given))[1]
+            stages[name] = functools.partial(_announced, name, make)
 
     knobs.runtime.add_stages_inspection_hook = announce
     (kernel,) = (each for each in KERNELS if (each.op.name, each.number) == _STEP)
@@ -78,8 +79,9 @@ def _compile() -> None:
         compiling.of_kernel(kernel)
 
 
-def _say(stage: str) -> None:
+def _announced(stage: str, make: Any, *given: Any) -> Any:
     os.write(2, f"{_STAGE}{stage}\n".encode())
+    return make(*given)
 
 
 if __name__ == "__main__":
