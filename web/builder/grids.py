@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import pandas as pd
@@ -50,11 +51,11 @@ def grids() -> list[Grid]:
     found = []
     for (kernel, *_), some in table[table["kernel"] != grid.DOT].groupby(grid.KEY[:4], sort=False):
         stages = list(dict.fromkeys(some["stages"]))
-        rows = [
+        across = [
             (warps, [_square(row) for row in group.to_dict("records")])
             for warps, group in some.groupby("warps", sort=False)
         ]
-        found.append(Grid(kernel, _tile(some.iloc[0]), stages, rows))
+        found.append(Grid(kernel, _tile(some.iloc[0]), stages, across))
     return found
 
 
@@ -71,6 +72,12 @@ def _square(row: dict[str, str]) -> Square:
     ]
     heat = round(100 * int(row["registers"] or 0) / _MOST)
     return Square(sizes, row["instruction"], row["refused"], heat, row["stack_bytes"] not in ("", "0"))
+
+
+@functools.cache
+def rows() -> dict[str, dict[str, str]]:
+    """The grid's rows by their places."""
+    return {key(row): row for row in grid.read().to_dict("records")}
 
 
 def key(row: dict[str, str]) -> str:

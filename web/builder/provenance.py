@@ -15,7 +15,6 @@ from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import static
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.rows import store
-from kernel_twins.report.sweeps import grid
 from kernel_twins.spec import Case, Name
 
 
@@ -120,10 +119,10 @@ def _exact(site: Site, _: str, key: str) -> float:
     return answers.exactly(results, _case(results, slug), quantity)
 
 
-def _cell_of_grid(site: Site, _: str, key: str) -> float:
+def _gridded(site: Site, _: str, key: str) -> float:
     """``KERNEL/M/N/K/DTYPE/WARPS/STAGES/FACT`` of the grid of compilations."""
     place, _, fact = key.rpartition("/")
-    return float(next(row[fact] for row in grid.read().to_dict("records") if grids.key(row) == place))
+    return float(grids.rows()[place][fact])
 
 
 def _stage(site: Site, name: str, key: str) -> float:
@@ -145,8 +144,6 @@ RESOLVERS: dict[str, Callable[[Site, str, str], float]] = {
     "rule": _rule,
     "ceilings": _ceiling,
     "exact": _exact,
-
-
-    "sweeps/compile.csv": _cell_of_grid,
+    "sweeps/compile.csv": _gridded,
     "txt": _stage,
 }
