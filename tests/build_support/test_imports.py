@@ -33,7 +33,7 @@ REPORT_ROOMS = (
     ("rows",),
     ("ncu", "meaning"),
     ("calls",),
-    ("measure", "compare", "drawings", "figures"),
+    ("measure", "compare", "drawings", "figures", "sweeps"),
     ("pages",),
     ("report",),  # the modules that lie beside the rooms: what a user types
 )
