@@ -178,7 +178,7 @@ def sweeps(arguments: argparse.Namespace, console: Console) -> int:
         case "compile":
             console.print(f"{grid.record(progress)} cells in {shown(grid.FILE)}")
         case "inductor":
-            console.print(f"{inductor.record(progress)} files in {shown(stages.FOLDER)}")
+            console.print(f"{inductor.record(progress)} files in {shown(inductor.FOLDER)}")
     return OK
 
 

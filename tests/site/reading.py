@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import json
 import re
+import zlib
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 # Elements that load what an attribute names. Others, such as links, lead there when a reader chooses.
 _LOADING = {
@@ -47,6 +51,12 @@ def read(path: Path) -> Page:
     reader.feed(path.read_text())
     reader.close()
     return Page(tuple(reader.ids), tuple(reader.links), tuple(reader.loads), tuple(reader.numbers))
+
+
+def payload(site: Path, name: str) -> Any:
+    """What ``KT.load(name)`` gives."""
+    packed = (site / "data" / f"{name}.js").read_text().removeprefix(f'KT.put("{name}","').removesuffix('");\n')
+    return json.loads(zlib.decompress(base64.b64decode(packed)))
 
 
 def styled(style: str) -> list[str]:

@@ -36,14 +36,14 @@ def lit(page: Page, column: str) -> set[str]:
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_pointing_at_a_line_lights_the_same_source_line_everywhere(page: Page, column: str) -> None:
-    page.locator(f'.column.{column} .line[data-at="{DOT}"] b').first.hover()
+    page.locator(f'.column.{column} .line[data-at="{DOT}"] .at').first.hover()
     assert {each: lit(page, each) for each in COLUMNS} == {each: {str(DOT)} for each in COLUMNS}
     assert f"Line {DOT}" in page.locator(".told").inner_text()
 
 
 def test_llvm_ir_is_folded_to_the_lit_lines(page: Page) -> None:
     page.get_by_role("checkbox", name="LLVM IR", exact=True).check()
-    page.locator(f'.column.source .line[data-at="{DOT}"] b').hover()
+    page.locator(f'.column.source .line[data-at="{DOT}"] .at').hover()
     lines = page.locator(".column.llir .line:visible")
     assert 0 < lines.count() < page.locator(".column.llir .line").count()
     assert lines.count() == page.locator(".column.llir .line.lit").count()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,9 +72,8 @@ def test_nothing_is_loaded_before_it_is_needed(site: Path, browser: Browser) -> 
 
 
 def test_every_page_has_the_box_and_the_index_is_whole(site: Path) -> None:
-    index = site / "data" / "search.js"
-    assert index.stat().st_size <= INDEX_BYTES
-    rows = json.loads(index.read_text().removeprefix('KT.put("search",').removesuffix(");\n"))
+    assert (site / "data" / "search.js").stat().st_size <= INDEX_BYTES
+    rows = reading.payload(site, "search")
     places = {place for place, *_ in rows}
     for page in reading.pages(site):
         place = page.relative_to(site).as_posix()

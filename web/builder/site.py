@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
 import re
 import shutil
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +30,7 @@ NAVIGATION = (
     ("Ladders", "ladders/index.html"),
     ("Scoreboard", "scoreboard.html"),
     ("Compare", "compare.html"),
+    ("Compiler", "compiler.html"),
     ("Survey", "survey.html"),
     ("Method", "method.html"),
     ("Interview", "interview.html"),
@@ -91,9 +94,13 @@ class Site:
         self._file(place).write_text(_TABLE.sub(_with_base, marking.marked(page, root) if place != GLOSSARY else page))
 
     def payload(self, name: str, value: object) -> None:
-        """Write data that a page loads on demand, by ``KT.load(name)``: a script, as a page on disk cannot fetch."""
+        """Write data that a page loads on demand, by ``KT.load(name)``.
+
+        A script, as a page on disk cannot fetch; deflated, as the folder is to stay small.
+        """
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-        self._file(f"data/{name}.js").write_text(f"KT.put({json.dumps(name)},{text});\n")
+        packed = base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+        self._file(f"data/{name}.js").write_text(f'KT.put("{name}","{packed}");\n')
 
     def _copy(self, source: Path, place: str) -> None:
         shutil.copyfile(source, self._file(place))

@@ -74,11 +74,11 @@ def recorded(name: str) -> Recorded:
 
 
 def payload(name: str) -> dict[str, object]:
-    """What ``compiler.js`` shows of a recording; ``«k`` and ``»`` stand around a token of the colour k."""
+    """What ``compiler.js`` shows of a recording."""
     made = recorded(name)
-    shown: list[object] = [["source", "source", list(range(1, len(_source(made)) + 1)), _packed(_source(made))]]
+    shown: list[object] = [["source", "source", list(range(1, len(_source(made)) + 1)), "\n".join(_source(made))]]
     for stage, found in made.stages.items():
-        shown.append([stage, stages.TITLES[stage], [at for at, _ in found], _packed(coloured(stage, found))])
+        shown.append([stage, stages.TITLES[stage], [at for at, _ in found], "\n".join(coloured(stage, found))])
     return {
         "facts": facts(name),
         "stale": made.stale,
@@ -92,13 +92,6 @@ def payload(name: str) -> dict[str, object]:
 def _source(made: Recorded) -> Sequence[Markup]:
     backend: Backend = "cuda" if made.head["backend"] == "cuda" else "triton"
     return code.lines(ROOT / OPS[made.head["op"]].file(made.head["step"], backend))
-
-
-def _packed(found: Sequence[Markup]) -> str:
-    text = "\n".join(found).replace("</i>", "»")
-    for colour in "cksm":
-        text = text.replace(f'<i class="{colour}">', f"«{colour}")
-    return text
 
 
 def facts(name: str) -> list[tuple[str, str]]:

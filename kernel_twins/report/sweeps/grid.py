@@ -14,10 +14,10 @@ import pandas as pd
 
 from kernel_twins.compiler import aot, disassembly
 from kernel_twins.report.rows import store
-from kernel_twins.report.sweeps import compiling
+from kernel_twins.report.sweeps import SWEEPS, compiling
 from kernel_twins.report.sweeps.cells import Kernel, Setting
 
-FILE = store.DATA / "sweeps" / "compile.csv"
+FILE = SWEEPS / "compile.csv"
 KEY = ["kernel", "block_m", "block_n", "block_k", "dtype", "warps", "stages"]
 FACTS = ["registers", "stack_bytes", "shared_bytes", "instruction", "refused"]
 COLUMNS = [*KEY, *FACTS]

@@ -9,9 +9,10 @@ from pathlib import Path
 from kernel_twins import OPS
 from kernel_twins.harness.load import why_no_gpu
 from kernel_twins.report.rows.base import CannotRunError
-from kernel_twins.report.sweeps.stages import FOLDER
+from kernel_twins.report.sweeps import SWEEPS
 from kernel_twins.spec import Op
 
+FOLDER = SWEEPS / "inductor"
 OPERATIONS = ("softmax", "layer_norm", "linear")
 
 # Kernels are named for what they fuse: triton_per_fused_add_mul_0. `poi` is pointwise, `red` and `per` reduce.
@@ -26,7 +27,7 @@ _BENCHMARK = re.compile(r"^def (?:benchmark_compiled_module|get_args)\b", re.MUL
 
 
 def file(op: str) -> Path:
-    return FOLDER / f"inductor-{op}.py.txt"
+    return FOLDER / f"{op}.py.txt"
 
 
 def record(progress: Callable[[str], None]) -> int:

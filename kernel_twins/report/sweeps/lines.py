@@ -37,7 +37,7 @@ _GCN_DROPPED = re.compile(r"^\s*(?:;|\.|$)(?!LBB)|^\.L(?:tmp|func)\w*:")
 
 _LONGEST = 12  # lines that repeat together
 _FEWEST = 4  # lines that are worth folding
-_AGAIN = re.compile(r"^ {4}… (\d+) more of the (\d+) above$")
+_AGAIN = re.compile(r"^ {4}… and (\d+) like the (?:(\d+) lines|line) above$")
 
 _LIKE = re.compile(r"(=\w|\bfloat|\bi\d+|\bdouble|\bptr(?: addrspace\(\d\))?)(?:(,\s?)\1){7,}(?![\w%])")
 _LIST = re.compile(r"(?:(?:\w+ )?[%$]?[a-z]*\d+,\s?){7,}(?:\w+ )?[%$]?[a-z]*\d+")
@@ -183,7 +183,8 @@ def folded(lines: Sequence[Line]) -> list[Line]:
     while i < len(lines):
         together, times = max(((p, _times(shapes, i, p)) for p in range(1, _LONGEST + 1)), key=lambda x: x[0] * x[1])
         if times >= 3 and together * times >= _FEWEST:
-            found += [*lines[i : i + together], (lines[i][0], f"    … {times - 1} more of the {together} above")]
+            which = f"{together} lines" if together > 1 else "line"
+            found += [*lines[i : i + together], (lines[i][0], f"    … and {times - 1} like the {which} above")]
             i += together * times
         else:
             found.append(lines[i])
@@ -205,7 +206,7 @@ def _times(shapes: Sequence[tuple[int, str]], start: int, together: int) -> int:
 def count(lines: Sequence[Line]) -> int:
     """How many lines there are where none is folded."""
     again = [match for _, text in lines if (match := _AGAIN.match(text))]
-    return len(lines) - len(again) + sum(int(match[1]) * int(match[2]) for match in again)
+    return len(lines) - len(again) + sum(int(match[1]) * int(match[2] or 1) for match in again)
 
 
 def briefly(line: str) -> str:

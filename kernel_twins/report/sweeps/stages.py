@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from kernel_twins.compiler import disassembly
-from kernel_twins.report.rows import identity, store
+from kernel_twins.report.rows import identity
 from kernel_twins.report.rows.base import CannotRunError
-from kernel_twins.report.sweeps import compiling, cuda, lines
+from kernel_twins.report.sweeps import SWEEPS, compiling, cuda, lines
 from kernel_twins.report.sweeps.cells import KERNELS, Kernel, Setting
 from kernel_twins.report.sweeps.lines import Line
 
-FOLDER = store.DATA / "stages"
+FOLDER = SWEEPS / "stages"
 TITLES = {
     "ttir": "TTIR", "ttgir": "TTGIR", "llir": "LLVM IR", "ptx": "PTX", "sass": "SASS", "amdgcn": "AMDGCN",
 }  # fmt: skip

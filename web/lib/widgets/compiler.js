@@ -1,6 +1,12 @@
 // The stage explorer: columns of a kernel's stages, in which lines of one source line light up together.
 "use strict";
 
+// The source line that shows most: that of the last pass which left evidence, else the first that reached SASS.
+function telling({ evidence, stages }) {
+  const seen = evidence.flatMap(([, found]) => found.map(([, line]) => line)).filter(Boolean);
+  return seen.at(-1) ?? stages.at(-1)[2].find(Boolean) ?? 1;
+}
+
 customElements.define(
   "kt-stages",
   class extends HTMLElement {
@@ -68,10 +74,8 @@ customElements.define(
       this.lacks = made.lacks;
       this.tell(made);
       this.columns.replaceChildren(...made.stages.map((stage) => this.column(...stage)));
-      const [, , numbers] = made.stages[0];
-      const first = made.stages[made.stages.length - 1][2].find((at) => at > 0) ?? numbers[0];
       this.arrange();
-      this.light(line || first, null);
+      this.light(line || telling(made), null);
     }
 
     // A listbox whose options are the stage's lines; the text was escaped when the site was built.
@@ -79,10 +83,9 @@ customElements.define(
       const box = document.createElement("section");
       box.className = `column ${key}`;
       box.dataset.stage = key;
-      const lines = code.replace(/«(\w)/g, '<i class="$1">').replaceAll("»", "</i>").split("\n");
-      const options = lines.map((line, i) => {
+      const options = code.split("\n").map((line, i) => {
         const at = numbers[i] || "";
-        return `<div class="line" role="option" id="${key}-${i}" data-at="${at}"><b>${at}</b>${line}</div>`;
+        return `<div class="line" role="option" id="${key}-${i}" data-at="${at}"><span class="at">${at}</span>${line}</div>`;
       });
       box.innerHTML = `<h3 id="${key}-title">${title}</h3><div class="lines" role="listbox" tabindex="0"
         aria-labelledby="${key}-title">${options.join("")}</div>`;
