@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from builder import numbers, prose
-from builder.forest import Axis
+from builder.forest import Scale
 from builder.site import Site
 from kernel_twins.report.calls import functions_table
 from kernel_twins.report.calls.functions_table import BESIDE, MEASURED, TITLES
@@ -18,7 +18,7 @@ from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.verdict import Ratio
 from kernel_twins.report.rows.recorded import median_us
 
-AXIS = Axis("calls", 10, (0.1, 0.3, 1, 3, 10))
+SCALE = Scale("calls", 10, (0.1, 0.3, 1, 3, 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Section:
 def section(site: Site) -> list[Section]:
     """A table a kind; none where nothing is recorded."""
     table = functions_table.read(site.data)
-    axes = {kind: Axis(f"calls-{kind}", AXIS.most, AXIS.ticks) for kind in MEASURED}
+    axes = {kind: Scale(f"calls-{kind}", SCALE.most, SCALE.ticks) for kind in MEASURED}
     return [
         Section(kind, prose.inline(told), axes[kind].head(), list(_rows(axes[kind], kind, rows)))
         for kind, told in MEASURED.items()
@@ -58,7 +58,7 @@ def section(site: Site) -> list[Section]:
     ]
 
 
-def _rows(axis: Axis, kind: str, rows: Any) -> Iterator[Row]:
+def _rows(axis: Scale, kind: str, rows: Any) -> Iterator[Row]:
     for (function, case), call in rows.groupby(["function", "case"], sort=False):
         of = {row.backend: row for row in call.itertuples()}
         for backend, others in BESIDE[kind].items():
@@ -66,7 +66,7 @@ def _rows(axis: Axis, kind: str, rows: Any) -> Iterator[Row]:
                 yield _row(axis, f"{kind}/{function}/{case}", (function, case), of[backend], of.get("torch"))
 
 
-def _row(axis: Axis, key: str, named: tuple[str, str], ours: Any, theirs: Any) -> Row:
+def _row(axis: Scale, key: str, named: tuple[str, str], ours: Any, theirs: Any) -> Row:
     ratio = functions_table.ratio(ours, theirs)
     verdict = ratio.verdict if ratio else ours.status if ours.status != "ok" else "no time of PyTorch's"
     return Row(

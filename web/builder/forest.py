@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from builder.plots import Axis
 from kernel_twins.report.meaning.verdict import SAME, Ratio
 
 _HEIGHT = 18
@@ -17,7 +17,7 @@ _LANES = (0.0, -3.5, 3.5)  # dots that lie on each other are told apart by heigh
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class Scale:
     """From ``1 / most`` to ``most``; ``name`` tells it from others of the page."""
 
     name: str
@@ -27,9 +27,7 @@ class Axis:
 
     def x(self, ratio: float) -> float:
         """Where a ratio lies; what is off the scale lies at its end."""
-        least = 1 / self.most
-        share = math.log(min(max(ratio, least), self.most) / least) / math.log(self.most / least)
-        return round(8 + share * (self.width - 16), 2)
+        return round(Axis(1 / self.most, self.most, 8, self.width - 8, log=True).at(ratio), 2)
 
     def head(self) -> Markup:
         """The axis with its ticks, and the grid that each row uses: the band within which two calls are the same.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import log
 from pathlib import Path
 
 from markupsafe import Markup
 
 from builder import code, numbers
+from builder.plots import around
 from builder.rungs import TITLES
 from builder.site import WEB
 from kernel_twins.report.figures import roofs
@@ -140,43 +140,36 @@ class Roofline:
     LEFT, RIGHT, TOP, BOTTOM = 44, 412, 8, 236
 
 
-_X, _Y = (40.0, 1_400.0), (3.0, 1_200.0)
-_TICKS_ACROSS, _TICKS_UP = (50, 100, 200, 500, 1_000), (10, 100, 1_000)
-
-
 def roofline(results: Results) -> Roofline:
     """Of the steps that were timed and profiled; FLOP a byte of device memory against TFLOP/s."""
     op, ceilings = results.op.name, results.ceilings
     if ceilings is None:
         raise InvalidDataError("the roofs are the survey's, and this GPU was not surveyed")
-    ridge = 1e3 * roofs.pipe_of(op, ceilings)[1] / ceilings.dram_read
+    most = roofs.pipe_of(op, ceilings)[1]
+    ridge = 1e3 * most / ceilings.dram_read
+    placed = [(path.backend, *step) for path in roofs.paths(results) for step in path.steps]
+    x = around([ridge, *(intensity for _, _, intensity, _ in placed)], Roofline.LEFT, Roofline.RIGHT)
+    y = around([most, *(rate for *_, rate in placed)], Roofline.BOTTOM, Roofline.TOP)
+
+    def place(intensity: float, rate: float) -> tuple[float, float]:
+        return round(x.at(intensity), 1), round(y.at(rate), 1)
+
     points = [
-        Point(path.backend, step, _across(intensity), _down(rate), _told(results, path.backend, step, intensity, rate))
-        for path in roofs.paths(results)
-        for step, intensity, rate in path.steps
+        Point(backend, step, *place(intensity, rate), _told(results, backend, step, intensity, rate))
+        for backend, step, intensity, rate in placed
     ]
     return Roofline(
         points,
-        _line([(_across(x), _down(roofs.roof_at(op, x, ceilings))) for x in (_X[0], ridge, _X[1])]),
+        _line([place(each, roofs.roof_at(op, each, ceilings)) for each in (x.low, ridge, x.high)]),
         {each: _line([(point.x, point.y) for point in points if point.backend == each]) for each in BACKENDS},
-        [(_across(x), f"{x:,}") for x in _TICKS_ACROSS],
-        [(_down(y), f"{y:,}") for y in _TICKS_UP],
+        [(round(x.at(tick), 1), f"{tick:,g}") for tick in x.ticks(apart=56)],
+        [(round(y.at(tick), 1), f"{tick:,g}") for tick in y.ticks(apart=40)],
     )
 
 
 def _told(results: Results, backend: Backend, step: str, intensity: float, rate: float) -> str:
     at = f"{write.number(intensity)} FLOP a byte"
     return f"{TITLES[backend]} {step[:3]}: {write.number(rate)} {results.rate_unit}, {at}"
-
-
-def _across(x: float) -> float:
-    box = Roofline
-    return round(box.LEFT + (box.RIGHT - box.LEFT) * log(x / _X[0]) / log(_X[1] / _X[0]), 1)
-
-
-def _down(y: float) -> float:
-    box = Roofline
-    return round(box.BOTTOM - (box.BOTTOM - box.TOP) * log(y / _Y[0]) / log(_Y[1] / _Y[0]), 1)
 
 
 def _line(places: Sequence[tuple[float, float]]) -> str:

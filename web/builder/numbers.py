@@ -2,8 +2,8 @@
 
 A source is ``FILE#CASE/BACKEND/STEP/QUANTITY``, with ``-`` for a baseline's step, or ``FILE#CASE/A|B/HOW`` for a
 comparison of two calls: ``ratio`` is how many times faster A is, ``paired`` the same of times, ``multiple`` the ratio,
-or that of medians where no run timed both, and a quantity's name A's over B's. FILE is a table of the GPU's folder,
-such as ``softmax.timings.csv``.
+or that of medians where no run timed both, a quantity's name A's over B's, and ``more.QUANTITY`` the share by which A's
+is more. FILE is a table of the GPU's folder, such as ``softmax.timings.csv``.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ def point(results: Results, name: Name, case: Case, key: str) -> Markup:
     """Where a call stands under the roofs, ``key`` of roofs.point; a dash where it was not timed and profiled."""
     value = roofs.point(results, case, name).get(key)
     return Markup("–") if value is None else shown(write.number(value), value, _source(results, case, call(name), key))
+
+
+def change(results: Results, before: Name, after: Name, case: Case, key: str) -> Markup:
+    """How a quantity changed, in the words of the log; empty where either was not measured."""
+    was, now = (results.quantities(name, case)[key] for name in (before, after))
+    told = write.change(was, now)
+    if was is None or now is None or not any(letter.isdigit() for letter in told):
+        return Markup("{}").format(told)
+    value, how = (now / was - 1, f"more.{key}") if "%" in told else (now / was, key)
+    source = _source(results, case, f"{call(after)}|{call(before)}", key).removesuffix(key) + how
+    return shown(told, value, source)
 
 
 def came(results: Results, of: Judged, case: Case, before: Name | None) -> Markup:

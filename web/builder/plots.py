@@ -10,6 +10,8 @@ from markupsafe import Markup, escape
 
 Points = Sequence[tuple[float, float]]
 
+_SPAN = 10.0  # of an axis at least, as a factor
+_ROOM = 1.6  # around the values, as a factor
 _LEADS = (1, 2, 5, 3, 1.5, 7, 8, 9, 1.2, 1.1, 6, 4)  # the roundest first
 
 
@@ -50,6 +52,13 @@ class Axis:
         power = 10.0 ** math.floor(math.log10(least))
         step = next(lead * power for lead in (1, 2, 5, 10) if lead * power >= least)
         return [n * step for n in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+
+
+def around(values: Sequence[float], start: float, end: float) -> Axis:
+    """A logarithmic axis with room on both sides of the values, of ten times at least."""
+    low, high = min(values) / _ROOM, max(values) * _ROOM
+    spare = max(1.0, (_SPAN / (high / low)) ** 0.5)
+    return Axis(low / spare, high * spare, start, end, log=True)
 
 
 def _roundness(value: float) -> tuple[int, float]:

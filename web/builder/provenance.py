@@ -54,8 +54,10 @@ def _compared(results: Results, case: Case, ours: Name, theirs: Name, how: str) 
         if ratio is None:
             return None
         return 1 / ratio.value if how == "paired" else float(getattr(ratio, "value" if how == "ratio" else how))
-    now, was = (results.quantities(each, case)[how] for each in (ours, theirs))
-    return now / was if now is not None and was else None
+    now, was = (results.quantities(each, case)[how.removeprefix("more.")] for each in (ours, theirs))
+    if now is None or not was:
+        return None
+    return now / was - how.startswith("more.")
 
 
 def _known(results: Results, case: Case, name: Name, quantity: str) -> float | None:

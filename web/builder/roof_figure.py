@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import log10
 
 from builder import chips
 from builder.chips import Chip
+from builder.plots import Axis
 from builder.rungs import TITLES
 from kernel_twins.report.figures import roofs
 from kernel_twins.report.meaning import write
@@ -24,6 +24,8 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 804, 12, 516
 ACROSS, UP = (-1.7, 4.1), (-2.4, 3.6)
 A_DECADE_ACROSS = (RIGHT - LEFT) / (ACROSS[1] - ACROSS[0])
 A_DECADE_UP = (BOTTOM - TOP) / (UP[1] - UP[0])
+_X = Axis(10 ** ACROSS[0], 10 ** ACROSS[1], LEFT, RIGHT, log=True)
+_Y = Axis(10 ** UP[0], 10 ** UP[1], BOTTOM, TOP, log=True)
 _A_NAME = 14  # between the names of floors on the memory's roof
 _A_LABEL = 24  # a pipe's name needs that much below the next roof, else it stands below its own
 
@@ -87,11 +89,11 @@ class Figure:
 
 
 def x_of(intensity: float) -> float:
-    return round(LEFT + A_DECADE_ACROSS * (log10(intensity) - ACROSS[0]), 1)
+    return round(_X.at(intensity), 1)
 
 
 def y_of(rate: float) -> float:
-    return round(BOTTOM - A_DECADE_UP * (log10(rate) - UP[0]), 1)
+    return round(_Y.at(rate), 1)
 
 
 def figure(chip: Chip, measured: Sequence[Results]) -> Figure:

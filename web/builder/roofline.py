@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from builder import numbers
-from builder.plots import Axis, Plot
+from builder.plots import Axis, Plot, around
 from kernel_twins.harness.ceilings import Ceilings
 from kernel_twins.report.figures import roofs, words
 from kernel_twins.report.meaning import write
@@ -15,9 +15,7 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.spec import BACKENDS, Name, Step
 
 _WIDE, _HIGH, _LEFT, _RIGHT, _TOP, _BOTTOM = 600, 360, 54, 14, 14, 42
-_SPAN = 10.0  # of an axis at least, as a factor
 _LABEL = 0.75  # of a roof's length, from its lower end
-_ROOM = 1.6  # around the points, as a factor
 _TITLES = {"dram": "DRAM", "l2": "L2"}
 
 
@@ -44,8 +42,8 @@ def roofline(results: Results) -> Roofline | None:
     found = [mark for its in marks.values() for mark in its]
     if results.ceilings is None or not found:
         return None
-    x = _axis([value for mark in found for value in mark.intensity.values()], _LEFT, _WIDE - _RIGHT)
-    y = _axis([mark.tflops for mark in found], _HIGH - _BOTTOM, _TOP)
+    x = around([value for mark in found for value in mark.intensity.values()], _LEFT, _WIDE - _RIGHT)
+    y = around([mark.tflops for mark in found], _HIGH - _BOTTOM, _TOP)
     plot = Plot(_WIDE, _HIGH)
     plot.rect(_LEFT, _TOP, _WIDE - _RIGHT - _LEFT, _HIGH - _BOTTOM - _TOP, "field")
     plot.up(y, _LEFT, _WIDE - _RIGHT)
@@ -67,12 +65,6 @@ def _marks(results: Results, step: Step) -> list[_Mark]:
         if intensity:
             found.append(_Mark(name, at["tflops"], intensity))
     return found
-
-
-def _axis(values: list[float], start: float, end: float) -> Axis:
-    low, high = min(values) / _ROOM, max(values) * _ROOM
-    spare = max(1.0, (_SPAN / (high / low)) ** 0.5)
-    return Axis(low / spare, high * spare, start, end, log=True)
 
 
 def _roofs(plot: Plot, op: str, ceilings: Ceilings, x: Axis, y: Axis) -> None:

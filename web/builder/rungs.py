@@ -11,7 +11,6 @@ from markupsafe import Markup
 from builder import code, numbers, pictures, places, prose
 from builder.predictions import Question, questions
 from kernel_twins.report.figures import words
-from kernel_twins.report.meaning import write
 from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.pages import headers
@@ -30,7 +29,7 @@ class Moved:
     heading: str
     before: Markup
     after: Markup
-    change: str
+    change: Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +163,11 @@ def _moved(results: Results, name: Name, before: Name | None, case: Case) -> Ite
 
 def moved(results: Results, case: Case, before: Name | None, after: Name, key: str) -> Moved:
     """A quantity of two calls; without a call before, of one."""
-    was = results.quantities(before, case)[key] if before else None
     return Moved(
         f"rate, {results.rate_unit}" if key == "rate" else QUANTITIES[key].heading,
         numbers.quantity(results, before, case, key) if before else Markup(),
         numbers.quantity(results, after, case, key),
-        write.change(was, results.quantities(after, case)[key]),
+        numbers.change(results, before, after, case, key) if before else Markup(),
     )
 
 

@@ -9,13 +9,13 @@ import pandas as pd
 from markupsafe import Markup
 
 from builder import numbers, prose
-from builder.forest import Axis
+from builder.forest import Scale
 from builder.site import Site
 from kernel_twins.report.calls import sampled_table
 from kernel_twins.report.calls.sampled_cases import CASES
 from kernel_twins.report.calls.sampled_figures import LEAST, Figures, figures
 
-AXIS = Axis("strip", 10, (0.1, 0.3, 1, 3, 10))
+SCALE = Scale("strip", 10, (0.1, 0.3, 1, 3, 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Section:
 
 def section(site: Site) -> Section:
     if (table := sampled_table.read(site.data)).empty:
-        return Section([Markup(sampled_table.NONE)], CASES, f"{LEAST:g}", AXIS.head(), [])
+        return Section([Markup(sampled_table.NONE)], CASES, f"{LEAST:g}", SCALE.head(), [])
     rows = [
         _row(part, cells[cells["backend"] == backend], backend, title)
         for part, cells in _parts(site).items()
@@ -58,7 +58,7 @@ def section(site: Site) -> Section:
     ]
     layout = "A line is a public function (docs/functions.md) and a pass, as the `backend` that was asked for."
     told = [prose.inline(line) for line in sampled_table.how_read(site.data, table, layout) if line]
-    return Section(told, CASES, f"{LEAST:g}", AXIS.head(), rows)
+    return Section(told, CASES, f"{LEAST:g}", SCALE.head(), rows)
 
 
 def _row(part: str, cells: pd.DataFrame, backend: str, title: str) -> Row:
@@ -80,7 +80,7 @@ def _row(part: str, cells: pd.DataFrame, backend: str, title: str) -> Row:
         where=where,
         below=number("below", f"{100 * found.below:.0f} %"),
         wrong=number("wrong", f"{found.wrong}"),
-        strip=AXIS.strip(cells["ratio"], found.mean, backend),
+        strip=SCALE.strip(cells["ratio"], found.mean, backend),
     )
 
 

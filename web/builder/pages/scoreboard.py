@@ -8,13 +8,13 @@ from markupsafe import Markup
 
 from builder import called, contests, numbers, sampled
 from builder.contests import FILTERS, SIZES, VERDICTS, Contest
-from builder.forest import Axis
+from builder.forest import Scale
 from builder.rungs import TITLES
 from builder.site import Site
 from kernel_twins.report.meaning.verdict import SAME
 from kernel_twins.spec import BACKENDS
 
-AXIS = Axis("forest", 2, (0.5, 0.7, 1, 1.4, 2))
+SCALE = Scale("forest", 2, (0.5, 0.7, 1, 1.4, 2))
 
 _UNITS = {"GB/s": (1e6, "MB"), "TFLOP/s": (1e9, "GFLOP")}
 
@@ -54,7 +54,7 @@ def write(site: Site) -> None:
         means=[_mean(rows, backend, title) for backend, title in TITLES.items()],
         figures=("rows", *VERDICTS),
         filters={key: _values(rows, key) for key in FILTERS},
-        axis=AXIS.head(),
+        axis=SCALE.head(),
         same=f"{100 * (SAME - 1):g} %",
         bounds=[_bounds(unit) for unit in SIZES],
         sampled=sampled.section(site),
@@ -75,7 +75,7 @@ def _row(each: Contest) -> Row:
         numbers.shown(f"{value:.3f}", value, source(each, key))
         for key, value in (("low", each.ratio.low), ("high", each.ratio.high))
     )
-    return Row(each, keys, ratio, low, high, AXIS.interval(each.ratio, each.verdict))
+    return Row(each, keys, ratio, low, high, SCALE.interval(each.ratio, each.verdict))
 
 
 def source(each: Contest, key: str) -> str:
