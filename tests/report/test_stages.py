@@ -174,6 +174,28 @@ def test_inductors_code_is_normalised() -> None:
     assert inductor.normalised(code) == code
 
 
+@pytest.mark.parametrize(
+    ("op", "told"),
+    [
+        (
+            "softmax",
+            ["rows in pieces; fuses aten._softmax, prims.prepare_softmax_online, aten.sub, aten.exp, aten.copy_"],
+        ),
+        ("layer_norm", ["rows in pieces; fuses aten.native_layer_norm"]),
+        ("linear", ["element by element; fuses aten.gelu", "a library's kernel"]),
+    ],
+)
+def test_what_inductor_fuses_is_told(op: str, told: list[str]) -> None:
+    head, code = inductor.read(inductor.file(op))
+    assert (head["op"], head["case"]) == (op, OPS[op].profile_case.slug)
+    fused = inductor.fused(code)
+    assert [each for _, each in fused] == told
+    assert ", ".join(kernel for kernel, _ in fused) == head["kernels"]
+    kernels = inductor.of_kernels(code)
+    assert kernels.count("@triton.jit") == sum(kernel.startswith("triton") for kernel, _ in fused)
+    assert "async_compile" not in kernels
+
+
 def test_inductors_file_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "softmax.py.txt"
     path.write_text("# op: softmax\n# gpu: some GPU\nimport torch\n# a comment\n")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernel_twins.report.sweeps import inductor
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -91,6 +93,15 @@ def test_the_grid_shows_one_kernel_at_a_time(page: Page) -> None:
     page.locator('select[name="grid"]').select_option("softmax/v03_registers")
     kernels = page.locator("kt-compile-grid .grid:visible")
     assert {kernels.nth(i).get_attribute("data-kernel") for i in range(kernels.count())} == {"softmax/v03_registers"}
+
+
+def test_inductors_kernels_stand_beside_a_step(page: Page) -> None:
+    for op in inductor.OPERATIONS:
+        head, _ = inductor.read(inductor.file(op))
+        section = page.locator(f"#inductor-{op} ~ .twins").first
+        mine, ours = section.locator(".code").all_inner_texts()
+        assert all(f"def {name}(" in mine for name in head["kernels"].split(", ") if name.startswith("triton"))
+        assert "@triton.jit" in ours
 
 
 def test_it_reads_without_scripts(site: Path, browser: Browser) -> None:

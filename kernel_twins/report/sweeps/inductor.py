@@ -13,10 +13,18 @@ from kernel_twins.report.sweeps import SWEEPS
 from kernel_twins.spec import Op
 
 FOLDER = SWEEPS / "inductor"
-OPERATIONS = ("softmax", "layer_norm", "linear")
+OPERATIONS = {"softmax": "v02_online", "layer_norm": "v02_welford", "linear": "v01_fused"}
+"""Each with the Triton step that goes about it in the same way."""
+
+_KINDS = {
+    "poi": "element by element", "red": "rows in pieces", "per": "whole rows", "tem": "a template",
+}  # fmt: skip
 
 # Kernels are named for what they fuse: triton_per_fused_add_mul_0. `poi` is pointwise, `red` and `per` reduce.
 _KERNEL = re.compile(r"\bdef (triton_(?:poi|red|per|tem)_fused_\w+)\(")
+_KIND = re.compile(r"triton_(poi|red|per|tem)_fused_")
+_NOTED = re.compile(r"Original ATen: \[([^\]]*)\]\n(?:#.*\n)*(triton_\w+) = async_compile")
+_JITTED = re.compile(r"^@triton\.jit\ndef .*?(?=\n'''|\Z)", re.DOTALL | re.MULTILINE)
 _CALL = re.compile(r"\b(extern_kernels\.\w+|aten\.\w+(?:\.\w+)?)\(")
 # What differs between machines and runs: paths, hashes, the description of the GPU, the benchmark behind the code.
 _DROPPED = re.compile(r"^\s*(?:# AOT ID.*|# Source node.*|'?backend_hash'?.*|# kernel path:.*|triton_meta=.*)$")
@@ -82,6 +90,22 @@ def read(path: Path) -> tuple[dict[str, str], str]:
 def kernels(code: str) -> list[str]:
     """The fused kernels' names, and the library's kernels that are called beside them, each once."""
     return list(dict.fromkeys([*_KERNEL.findall(code), *_CALL.findall(code)]))
+
+
+def fused(code: str) -> list[tuple[str, str]]:
+    """Each kernel with its kind and the operations in it, as Inductor notes them above a kernel of its own."""
+    noted = {name: operations for operations, name in _NOTED.findall(code)}
+    return [(name, _told(name, noted.get(name, ""))) for name in kernels(code)]
+
+
+def _told(kernel: str, operations: str) -> str:
+    match = _KIND.match(kernel)
+    return f"{_KINDS[match[1]]}; fuses {operations}" if match else "a library's kernel"
+
+
+def of_kernels(code: str) -> str:
+    """The Triton kernels alone, without the module that starts them."""
+    return "\n\n".join(match[0] for match in _JITTED.finditer(code)) + "\n"
 
 
 def normalised(code: str) -> str:

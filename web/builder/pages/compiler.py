@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from builder import code, grids, stages
+from builder import code, grids, places, stages
 from builder.site import Site
 from kernel_twins import OPS
+from kernel_twins.report.rows.base import ROOT
 from kernel_twins.report.sweeps import evidence, inductor, passes
 from kernel_twins.report.sweeps.evidence import Evidence
 from kernel_twins.report.sweeps.stages import TITLES
-from kernel_twins.spec import Op
+from kernel_twins.spec import Op, Step
 
 _DEFAULT = "matmul_bf16.v04_pipelined.triton"
 _EXCERPTED = ("ttgir", "ptx")
@@ -41,11 +42,15 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What Inductor makes of an operation; without lines where it was not recorded."""
+    """What Inductor makes of an operation, and the step that goes about it in the same way."""
 
     op: Op
     head: dict[str, str]
+    kernels: list[tuple[str, str]]
     lines: list[Markup]
+    twin: Step
+    page: str
+    twin_lines: code.Hunk
 
 
 def write(site: Site) -> None:
@@ -59,7 +64,7 @@ def write(site: Site) -> None:
         "Compiler",
         about="What the compilers make of a kernel, stage by stage, with linked lines.",
         scripts=["compiler.js", "compiler-grid.js"],
-        styles=["compiler.css"],
+        styles=["ladder.css", "compiler.css"],
         choices=chosen,
         default=_DEFAULT,
         facts=stages.facts(_DEFAULT),
@@ -71,7 +76,7 @@ def write(site: Site) -> None:
         grids=grids.grids(),
         dots=grids.dots(),
         other=grids.other(),
-        generated=[_generated(OPS[name]) for name in inductor.OPERATIONS],
+        generated=[_generated(OPS[name], OPS[name].step(twin)) for name, twin in inductor.OPERATIONS.items()],
     )
 
 
@@ -90,9 +95,8 @@ def _jobs(ticks: list[Tick]) -> Iterator[Job]:
         yield Job(each.name, each.job, "".join(runs), [(TITLES[one.stage], one) for one in found[each.name]])
 
 
-def _generated(op: Op) -> Generated:
-    file = inductor.file(op.name)
-    if not file.exists():
-        return Generated(op, {}, [])
-    head, text = inductor.read(file)
-    return Generated(op, head, code.coloured(code.lexer(".py"), text))
+def _generated(op: Op, twin: Step) -> Generated:
+    head, text = inductor.read(inductor.file(op.name))
+    lines = code.coloured(code.lexer(".py"), inductor.of_kernels(text))
+    file = ROOT / op.file(twin.name, "triton")
+    return Generated(op, head, inductor.fused(text), lines, twin, str(places.page(file)), code.whole(file))

@@ -15,6 +15,7 @@ from kernel_twins.report.meaning.analysis import Results
 from kernel_twins.report.meaning.judgement import NOISE
 from kernel_twins.report.meaning.write import unbroken
 from kernel_twins.report.rows.base import ROOT
+from kernel_twins.report.sweeps import inductor
 from kernel_twins.spec import BACKENDS, Backend, Op
 
 # Of a ladder's page: its title, its list of steps, its figures with what is told below, and comments.
@@ -75,6 +76,7 @@ def write(site: Site) -> None:
             op=results.op,
             summary=prose.inline(results.op.summary),
             about_it=_about(results.op),
+            generated=results.op.name in inductor.OPERATIONS,
             rungs=rungs.rungs(results),
             roofline=roofline.roofline(results),
             times=charts.times(results),
