@@ -1,5 +1,6 @@
 # make            set up, build, the main job, then the site
-# make site       build/site/, which opens from disk; make site-open: show it; make vendor: fetch its libraries anew
+# make site       build/site/, which opens from disk; make site-open: show it; make site-pictures: those of the README;
+#                 make vendor: fetch its libraries anew
 # make test       the tests; make lint: style, types, ptxas; make format: rewrite; make clean: forget the build
 # make portability  grids that the tests thin out
 # make help       these lines
@@ -33,7 +34,7 @@ EXAMPLES := $(shell find tests/fixtures -name '*.cu' -o -name '*.h' -o -name '*.
 BUILD_INPUTS := $(CUDA_SOURCES) $(shell find kernel_twins/ops -name '*.py') $(wildcard build_support/*.py) \
 	$(wildcard kernel_twins/spec/*.py) setup.py
 
-.PHONY: all build test portability lint format site site-open vendor clean help FORCE
+.PHONY: all build test portability lint format site site-open site-pictures vendor clean help FORCE
 all: build
 	$(RUN) profiling/ncu_report.py
 	$(RUN) web/build.py
@@ -81,6 +82,9 @@ site: $(ENVIRONMENT)
 
 site-open: site
 	$(RUN) -m webbrowser -t 'file://$(CURDIR)/build/site/index.html'
+
+site-pictures: site
+	$(RUN) web/photograph.py
 
 vendor: $(ENVIRONMENT)
 	$(RUN) web/vendor.py

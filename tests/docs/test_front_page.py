@@ -65,6 +65,13 @@ def test_its_diff_is_of_two_files_that_are_there() -> None:
     assert f"{op.file(before.name, 'cuda')})" in text and f"{op.file(name, 'cuda')})" in text
 
 
+def test_its_pictures_are_there_and_small() -> None:
+    pictures = re.findall(r"""(?:src="|!\[[^\]]*\]\()([^")]+)""", README.read_text())
+    assert len(pictures) == 3
+    for each in pictures:
+        assert (store.ROOT / each).stat().st_size <= 200_000, each
+
+
 def test_its_alternatives_are_those_that_have_times() -> None:
     (told,) = re.findall(r"Alternatives are (.*?);", README.read_text(), re.DOTALL)
     sampled = sampled_table.taking_part(sampled_table.read(checks.FOLDER))
