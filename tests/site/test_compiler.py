@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernel_twins.report.sweeps import inductor
+from kernel_twins.report.sweeps import inductor, stages
+from kernel_twins.report.sweeps.lines import count
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -41,6 +42,24 @@ def test_pointing_at_a_line_lights_the_same_source_line_everywhere(page: Page, c
     page.locator(f'.column.{column} .line[data-at="{DOT}"] .at').first.hover()
     assert {each: lit(page, each) for each in COLUMNS} == {each: {str(DOT)} for each in COLUMNS}
     assert f"Line {DOT}" in page.locator(".told").inner_text()
+
+
+def test_a_click_keeps_a_line_until_the_next(page: Page) -> None:
+    line = page.locator(f'.column.source .line[data-at="{DOT}"] .at')
+    line.click()
+    page.locator('.column.ttgir .line[data-at="26"] .at').first.hover()
+    assert lit(page, "source") == {str(DOT)}
+    line.click()
+    page.locator('.column.ttgir .line[data-at="26"] .at').first.hover()
+    assert lit(page, "source") == {"26"}
+
+
+def test_folded_lines_count_as_what_they_stand_for(page: Page) -> None:
+    page.locator(".setting:visible select").select_option("matmul_bf16.v04_pipelined.triton.fp32")
+    page.wait_for_function("document.querySelector('.column.sass')?.textContent.includes('FFMA')")
+    page.locator(f'.column.source .line[data-at="{DOT}"] .at').hover()
+    found = stages.read(stages.FOLDER / "matmul_bf16.v04_pipelined.triton.fp32.txt").stages["sass"]
+    assert f"{count([line for line in found if line[0] == DOT])} of SASS" in page.locator(".told").inner_text()
 
 
 def test_llvm_ir_is_folded_to_the_lit_lines(page: Page) -> None:

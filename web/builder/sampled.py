@@ -56,7 +56,7 @@ def section(site: Site) -> Section:
         for part, cells in _parts(site).items()
         for backend, title in sampled_table.OURS.items()
     ]
-    layout = "A line is a public function (docs/functions.md) and a pass, as the `backend` that was asked for."
+    layout = "A line is a [public function](docs/functions.html) and a pass, as the `backend` that was asked for."
     told = [prose.inline(line) for line in sampled_table.how_read(site.data, table, layout) if line]
     return Section(told, CASES, f"{LEAST:g}", SCALE.head(), rows)
 

@@ -1,4 +1,4 @@
-// What every page has: data that are loaded on demand, and the address's hash.
+// What every page has: data that are loaded on demand, and where cards lie.
 "use strict";
 
 const KT = {
@@ -25,6 +25,15 @@ const KT = {
     });
   },
 
+  // Puts a card below a place, above where there is no room, and never past the window's side.
+  place(card, at) {
+    const { width, height } = card.getBoundingClientRect();
+    const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - width - 8));
+    const top = at.bottom + height + 4 > innerHeight && at.top > height + 4 ? at.top - height - 4 : at.bottom + 4;
+    card.style.left = `${left + scrollX}px`;
+    card.style.top = `${top + scrollY}px`;
+  },
+
   root: document.querySelector("link[rel=stylesheet]").getAttribute("href").replace(/kt\.css$/, ""),
 };
 
@@ -33,22 +42,3 @@ function unpacked(packed) {
   const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
   return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
 }
-
-// Hovering over a number, or focusing what it stands in, tells its row and the run that measured it.
-async function tell(number) {
-  const { src } = number.dataset;
-  const source = src.startsWith("/") ? number.closest("table").dataset.base + src : src;
-  number.title = source;
-  const [, op, call] = /^(\w+)\.(?:timings|counters)\.csv#([^/]+\/[^/|]+\/[^/|]+)/.exec(source) ?? [];
-  if (!op) return;
-  const { told, of } = await KT.load("runs");
-  number.title = `${source}\n${told[of[op][call] ?? of[op][""]]}`;
-}
-
-addEventListener("pointerover", ({ target }) => {
-  const number = target.closest("data[data-src]:not([title])");
-  if (number) tell(number);
-});
-addEventListener("focusin", ({ target }) => {
-  target.querySelectorAll("data[data-src]:not([title])").forEach(tell);
-});

@@ -1,4 +1,4 @@
-"""What hovering over a number tells: the run that measured it."""
+"""What a number tells of itself: the run that measured it, and what its quantity is called."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 from builder import numbers
 from builder.site import Site
 from kernel_twins.report.meaning.analysis import Results
+from kernel_twins.report.meaning.quantities import QUANTITIES
 from kernel_twins.report.rows import store
 
 
@@ -15,9 +16,9 @@ def write(site: Site) -> None:
         row.run: f"{row.gpu}, driver {row.driver}, {row.date[:10]} (run {row.run})"
         for row in store.read_runs(site.data).itertuples()
     }
-    site.payload(
-        "runs", {"told": told, "of": {each.op.name: of_calls(each) for each in site.measured if each.measured}}
-    )
+    of = {each.op.name: of_calls(each) for each in site.measured if each.measured}
+    quantities = {key: each.heading for key, each in QUANTITIES.items()}
+    site.payload("runs", {"told": told, "of": of, "quantities": quantities})
 
 
 def of_calls(results: Results) -> dict[str, str]:

@@ -132,7 +132,8 @@ KT.compare = (() => {
   function sentence(words, a, b, rows) {
     const found = ratio(a, b);
     const refused = [a, b].filter((side) => side.cell.status).map((side) => `${named(side)} has no time: ${side.cell.status}. `).join("");
-    const moved = rows.find((row) => row.weight > 0 && Number.isFinite(row.weight) && !TIMED.includes(row.key));
+    // Not of shares: one that rises from almost nothing has a large factor and says little.
+    const moved = rows.find((row) => row.weight > 0 && Number.isFinite(row.weight) && !TIMED.includes(row.key) && !row.heading.endsWith("%"));
     const change = (row, unit) => `${row.heading.split(",")[0]}: ${KT.number(row.before)} → ${KT.number(row.after)}${unit}`;
     const most = moved ? ` Most of all changed ${change(moved, moved.heading.includes(",") ? ` ${moved.heading.split(", ")[1]}` : "")}.` : "";
     const time = rows.find((row) => row.key === "time" && row.weight >= 0);

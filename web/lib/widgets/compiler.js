@@ -7,6 +7,14 @@ function telling({ evidence, stages }) {
   return seen.at(-1) ?? stages.at(-1)[2].find(Boolean) ?? 1;
 }
 
+// How many lines these are where none is folded: one that says "and 3 like the 2 lines above" stands for 6.
+function count(lines) {
+  return lines.reduce((sum, line) => {
+    const [, times, together] = /… and (\d+) like the (?:(\d+) lines|line) above/.exec(line.textContent) ?? [];
+    return sum + (times ? Number(times) * Number(together ?? 1) : 1);
+  }, 0);
+}
+
 customElements.define(
   "kt-stages",
   class extends HTMLElement {
@@ -21,8 +29,8 @@ customElements.define(
       this.filters.hidden = this.columns.hidden = false;
       this.querySelector(".excerpts").hidden = true;
       this.filters.addEventListener("change", (event) => this.chosen(event.target));
-      this.columns.addEventListener("pointerover", (event) => this.point(event.target.closest(".line")));
-      this.columns.addEventListener("click", (event) => this.point(event.target.closest(".line")));
+      this.columns.addEventListener("pointerover", (event) => { if (!this.pinned) this.point(event.target.closest(".line")); });
+      this.columns.addEventListener("click", (event) => this.pin(event.target.closest(".line")));
       this.columns.addEventListener("keydown", (event) => this.key(event));
       addEventListener("hashchange", () => this.restore());
       this.restore();
@@ -106,6 +114,16 @@ customElements.define(
       if (line && at && at !== this.lit) this.light(at, line.closest(".column"));
     }
 
+    // A click keeps the line, so that the pointer may go elsewhere; a click on it lets it go.
+    pin(line) {
+      if (!line) return;
+      const again = Number(line.dataset.at) === this.lit;
+      this.pinned = !(again && this.pinned);
+      this.columns.classList.toggle("pinned", this.pinned);
+      if (!again) this.point(line);
+      else this.light(this.lit, line.closest(".column"));
+    }
+
     // Light a source line everywhere, and bring it into view but where the reader is.
     light(at, where, option = null) {
       for (const line of this.columns.querySelectorAll(".lit")) line.classList.remove("lit");
@@ -119,12 +137,13 @@ customElements.define(
         if (active) list.setAttribute("aria-activedescendant", active.id);
         else list.removeAttribute("aria-activedescendant");
         if (column.hidden) continue;
-        if (column.dataset.stage !== "source") counts.push(`${found.length} of ${column.querySelector("h3").textContent}`);
+        if (column.dataset.stage !== "source") counts.push(`${count(found)} of ${column.querySelector("h3").textContent}`);
         if (found.length && column !== where) list.scrollTop = found[0].offsetTop - list.clientHeight / 3;
       }
       const dagger = this.stale ? "† The step's code changed since this was recorded. " : "";
       const lacks = this.lacks ? ` No AMDGCN: ${this.lacks}.` : "";
-      this.told.textContent = `${dagger}Line ${at}: ${counts.join(", ")}.${lacks}`;
+      const pinned = this.pinned ? " Kept: click it again to let it go." : "";
+      this.told.textContent = `${dagger}Line ${at}: ${counts.join(", ")}.${pinned}${lacks}`;
       this.keepSoon();
     }
 

@@ -35,16 +35,7 @@ customElements.define(
       this.card.replaceChildren(strong, text);
       this.card.hidden = false;
       term.setAttribute("aria-describedby", this.card.id);
-      this.place(term.getClientRects()[0]);
-    }
-
-    // Below the term, above where there is no room, and never past the window's side.
-    place(at) {
-      const { width, height } = this.card.getBoundingClientRect();
-      const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - width - 8));
-      const top = at.bottom + height + 4 > innerHeight && at.top > height + 4 ? at.top - height - 4 : at.bottom + 4;
-      this.card.style.left = `${left + scrollX}px`;
-      this.card.style.top = `${top + scrollY}px`;
+      KT.place(this.card, term.getClientRects()[0]);
     }
 
     // The pointer may move into the card.

@@ -41,6 +41,7 @@ customElements.define(
       this.slider.setAttribute("aria-valuetext", rung.querySelector("h3").textContent);
       this.rungs.forEach((each, i) => { each.hidden = i !== index; });
       this.columns.forEach((each, i) => each.classList.toggle("now", i === index));
+      this.querySelector(".whole a").hash = rung.id;
       for (const backend of ["cuda", "triton"]) {
         const mark = this.querySelector(`.now.${backend}`);
         const dot = this.querySelector(`.dot.${backend}[data-step="${rung.dataset[backend]}"]`);
