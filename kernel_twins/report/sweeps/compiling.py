@@ -19,7 +19,7 @@ from kernel_twins.spec import Case, Op, Step
 
 AMD = "gfx942"
 _HIP_SHARED = 65536  # bytes that a block of the MI300 can have
-_HIP_OPTIONS = ("num_warps", "num_stages")
+_WARPS = re.compile(r'"ttg\.num-warps" = (\d+)')
 _SPACED = re.compile(r"/\S+/")
 
 
@@ -40,17 +40,21 @@ def for_setting(kernel: Any, setting: Setting) -> Any:
     """A kernel of ``launched`` compiled otherwise; the kernel itself where the setting changes nothing."""
     if setting == Setting():
         return kernel
-    options = {"num_warps": kernel.metadata.num_warps, "num_stages": kernel.metadata.num_stages, **setting.options}
-    return compile_source(changed(kernel.src, setting), options)
+    return compile_source(changed(kernel.src, setting), {**options(kernel), **setting.options})
 
 
-def compile_source(source: Any, options: Mapping[str, object], launch_pdl: bool = False) -> Any:
+def options(kernel: Any) -> dict[str, int]:
+    """What it was compiled with; its metadata count the warps that warp specialization added."""
+    (warps,) = _WARPS.findall(kernel.asm["ttgir"])
+    return {"num_warps": int(warps), "num_stages": kernel.metadata.num_stages}
+
+
+def compile_source(source: Any, options: Mapping[str, object]) -> Any:
     """A Triton source for the reference GPU's architecture."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    pdl = {"launch_pdl": True} if launch_pdl else {}
-    return triton.compile(source, target=GPUTarget("cuda", aot.REFERENCE_ARCH, 32), options={**options, **pdl})
+    return triton.compile(source, target=GPUTarget("cuda", aot.REFERENCE_ARCH, 32), options=dict(options))
 
 
 def changed(source: Any, setting: Setting) -> Any:
@@ -73,10 +77,9 @@ def amdgcn(kernel: Any) -> tuple[str, str]:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    options = {name: getattr(kernel.metadata, name) for name in _HIP_OPTIONS}
     with _stderr() as said:
         try:
-            made = triton.compile(kernel.src, target=GPUTarget("hip", AMD, 64), options=options)
+            made = triton.compile(kernel.src, target=GPUTarget("hip", AMD, 64), options=options(kernel))
         except Exception as error:  # each of the compiler's layers has its own kinds
             told = next((line for line in said() if "error:" in line), str(error).strip().splitlines()[0])
             return "", _SPACED.sub("", told.strip())

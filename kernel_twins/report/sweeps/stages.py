@@ -6,6 +6,7 @@ the step's file that it comes from (empty: of none), a tab, and the text.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +99,7 @@ def of_triton(kernel: Kernel, setting: Setting) -> Recorded:
     stages = {stage: lines.mlir(made.asm[stage], own) for stage in ("ttir", "ttgir") if stage in made.asm}
     stages["llir"] = lines.folded(lines.llvm(made.asm["llir"], own))
     stages["ptx"] = lines.folded(lines.ptx(ptx))
-    stages["sass"] = lines.folded(_sass(compiling.assemble(ptx, _triton_ptxas()), made.asm["cubin"]))
+    stages["sass"] = lines.folded(_sass(compiling.assemble(ptx, _tool("ptxas")), made.asm["cubin"]))
     code, why = compiling.amdgcn(made) if not setting.name else ("", "")
     if code:
         stages["amdgcn"] = lines.folded(lines.amdgcn(code, own))
@@ -107,9 +108,10 @@ def of_triton(kernel: Kernel, setting: Setting) -> Recorded:
         "signature": ", ".join(f"{key}: {value}" for key, value in made.src.signature.items() if value != "constexpr"),
         "multiples of 16": ", ".join(_multiples(made.src)),
         "constexprs": ", ".join(f"{key}={value}" for key, value in _constants(made.src)),
-        "options": f"num_warps={made.metadata.num_warps}, num_stages={made.metadata.num_stages}",
+        "options": ", ".join(f"{key}={value}" for key, value in compiling.options(made).items()),
         "compiler": f"triton {made.metadata.triton_version}",
-        **_usage(made.asm["cubin"], made.name, made.metadata.shared),
+        **_usage(made.asm["cubin"], made.name, "shared bytes"),
+        "shared bytes": str(made.metadata.shared),
     }
     return Recorded({**head, **({compiling.AMD: why} if why else {})}, stages)
 
@@ -121,7 +123,7 @@ def of_cuda(kernel: Kernel) -> Recorded:
     head = {
         **_head(kernel, "cuda", Setting(), disassembly.short_name(symbol)),
         "compiler": f"nvcc {'.'.join(map(str, cuda.found().version))}",
-        **_usage(cubin, symbol, None),
+        **_usage(cubin, symbol, "static shared bytes"),
     }
     return Recorded(head, {"ptx": lines.folded(lines.ptx(ptx)), "sass": lines.folded(_sass(cubin, None))})
 
@@ -139,15 +141,14 @@ def _head(kernel: Kernel, backend: str, setting: Setting, symbol: str) -> dict[s
     }
 
 
-def _usage(cubin: bytes, symbol: str, shared: int | None) -> dict[str, str]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = disassembly.resource_usage(Path(file.name))[symbol]
+def _usage(cubin: bytes, symbol: str, shared: str) -> dict[str, str]:
+    """Sizes, of which a binary knows no shared memory that its launch asks for; ``shared`` names it."""
+    with _file(cubin) as file:
+        usage = disassembly.resource_usage(file)[symbol]
     return {
         "registers": str(usage.registers),
         "stack bytes": str(usage.stack_bytes),
-        "shared bytes": str(usage.shared_bytes if shared is None else shared),
+        shared: str(usage.shared_bytes),
     }
 
 
@@ -172,17 +173,17 @@ def _sass(cubin: bytes, launched: bytes | None) -> list[Line]:
 
 
 def _disassembled(cubin: bytes) -> str:
+    with _file(cubin) as file:
+        command = [str(_tool("nvdisasm")), "-g", "-c", str(file)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@contextlib.contextmanager
+def _file(cubin: bytes) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run(
-            [str(_tool("nvdisasm")), "-g", "-c", file.name], check=True, capture_output=True, text=True
-        )
-    return done.stdout
-
-
-def _triton_ptxas() -> Path:
-    return _tool("ptxas")
+        yield Path(file.name)
 
 
 def _tool(tool: str) -> Path:
