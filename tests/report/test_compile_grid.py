@@ -27,8 +27,9 @@ def test_what_a_block_cannot_hold_is_refused() -> None:
 
 
 def test_wgmma_wants_a_large_tile_and_whole_warp_groups() -> None:
-    bf16 = [row for row in DOTS if row["dtype"] == "bf16" and row["block_k"] == "64"]
-    assert len(bf16) == 48
+    bf16 = [row for row in TABLE if row["dtype"] == "bf16" and row["instruction"]]
+    assert sum(row["kernel"] == grid.DOT for row in bf16) == 48
+    assert len(bf16) > 150
     for row in bf16:
         large = int(row["block_m"]) >= 64 and int(row["block_n"]) >= 16 and int(row["warps"]) % 4 == 0
         assert row["instruction"] == ("wgmma" if large else "mma.sync"), row
@@ -41,7 +42,9 @@ def test_fp32_runs_on_tensor_cores_as_tf32_alone() -> None:
 
 def test_a_cell_compiled_anew_is_what_is_recorded() -> None:
     pytest.importorskip("torch")
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
     (cell,) = (each for each in grid.cells() if each.key == (grid.DOT, "64", "64", "64", "bf16", "4", "1"))
     (row,) = (each for each in DOTS if tuple(each[key] for key in grid.KEY) == cell.key)
+    if row["compiler"] != f"triton {triton.__version__}":
+        pytest.skip("another version of Triton recorded it")
     assert grid.compile_cell(cell) == [row[name] for name in grid.FACTS]

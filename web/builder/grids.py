@@ -35,6 +35,8 @@ class Grid:
     tile: str
     stages: list[str]
     rows: list[tuple[str, list[Square]]]
+    stale: bool
+    compiler: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,9 @@ def grids() -> list[Grid]:
             (warps, [_square(row) for row in group.to_dict("records")])
             for warps, group in some.groupby("warps", sort=False)
         ]
-        found.append(Grid(kernel, _tile(some.iloc[0]), stages, across))
+        first = some.iloc[0]
+        stale = first["code"] != grid.code(kernel)
+        found.append(Grid(kernel, _tile(first), stages, across, stale, first["compiler"]))
     return found
 
 

@@ -7,21 +7,23 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from multiprocessing import get_context
 from typing import Any
 
 import pandas as pd
 
 from kernel_twins.compiler import aot, disassembly
-from kernel_twins.report.rows import store
+from kernel_twins.report.rows import identity, store
 from kernel_twins.report.sweeps import SWEEPS, compiling
 from kernel_twins.report.sweeps.cells import Kernel, Setting
 
 FILE = SWEEPS / "compile.csv"
 KEY = ["kernel", "block_m", "block_n", "block_k", "dtype", "warps", "stages"]
 FACTS = ["registers", "stack_bytes", "shared_bytes", "instruction", "refused"]
-COLUMNS = [*KEY, *FACTS]
-"""``refused`` says why there is no kernel, or none that fits; sizes are empty where none was made."""
+COLUMNS = [*KEY, *FACTS, "code", "compiler"]
+"""``refused`` says why there is no kernel, or none that fits; sizes are empty where none was made. ``code`` is the
+step's digest, empty for the bare product."""
 
 LIMIT = 232_448  # bytes of shared memory that a block can have
 REGISTERS = 256
@@ -127,7 +129,7 @@ def record(progress: Callable[[str], None]) -> int:
     with ProcessPoolExecutor(_PROCESSES, mp_context=get_context("spawn")) as pool:
         for cell, facts in zip(every, pool.map(_of_cell, every, chunksize=5), strict=True):
             progress(f"{' '.join(cell.key)}: {' '.join(filter(None, facts))}")
-            rows.append([*cell.key, *facts])
+            rows.append([*cell.key, *facts, code(cell.key[0]), f"triton {version('triton')}"])
     FILE.parent.mkdir(parents=True, exist_ok=True)
     store.write(FILE, pd.DataFrame(rows, columns=COLUMNS))
     return len(rows)
@@ -135,6 +137,12 @@ def record(progress: Callable[[str], None]) -> int:
 
 def read() -> pd.DataFrame:
     return store.read(FILE, COLUMNS)
+
+
+def code(kernel: str) -> str:
+    """The digest of ``OP/STEP``, by which a row is stale where it is not the tree's."""
+    op, _, step = kernel.partition("/")
+    return identity.source_digest(op, step, "triton") if step else ""
 
 
 _sources: dict[int, Any] = {}
