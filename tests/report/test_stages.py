@@ -77,12 +77,18 @@ def test_long_lists_are_written_briefly() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_line_is_of_the_steps_file(name: str) -> None:
     made = recorded(name)
+    if made.stale:
+        pytest.skip("the step changed since it was recorded")
     backend: Backend = "cuda" if made.head["backend"] == "cuda" else "triton"
     length = len((ROOT / OPS[made.head["op"]].file(made.head["step"], backend)).read_text().splitlines())
     for stage, found in made.stages.items():
         assert {at for at, _ in found} <= {*range(length + 1)}, stage
         assert len({at for at, _ in found if at}) > 1, f"{stage} has no lines"
-    assert not re.search(r"(?<![\w.])/(?:home|work|tmp|usr|root)/", made.text())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_recorded_tells_of_a_machine(name: str) -> None:
+    assert not re.search(r"(?<![\w.])/(?:home|work|tmp|usr|root)/", recorded(name).text())
 
 
 def test_what_is_recorded_is_small() -> None:
@@ -143,6 +149,8 @@ def test_a_kernel_compiled_anew_is_what_is_recorded() -> None:
     path = stages.FOLDER / f"{stages.name(kernel, 'triton')}.txt"
     if stages.read(path).head["compiler"] != f"triton {triton.__version__}":
         pytest.skip("another version of Triton recorded it")
+    if stages.read(path).stale:
+        pytest.skip("the step changed since it was recorded")
     with compiling.anew():
         assert stages.of_triton(kernel, Setting()).text() == path.read_text()
 
