@@ -99,6 +99,33 @@ def test_a_setting_turns_a_pass_off_and_its_address_is_kept(page: Page, browser:
     again.close()
 
 
+@pytest.mark.parametrize("state", ["stages=nonsense", "columns=", "columns=foo,sass", "line=9999", "line=41.5"])
+def test_an_address_that_says_nothing_sensible_is_the_page_as_it_opens(page: Page, state: str) -> None:
+    told, columns = page.locator(".told").inner_text(), page.locator(".column:visible").count()
+    address = page.url
+    page.goto("about:blank")
+    page.goto(f"{address}#{state}")
+    page.wait_for_selector(".line.lit", state="attached")
+    assert (page.locator(".told").inner_text(), page.locator(".column:visible").count()) == (told, columns)
+
+
+def test_a_place_of_the_page_leaves_the_choice_alone(page: Page) -> None:
+    page.locator('select[name="kernel"]').select_option("0")
+    page.wait_for_function("document.querySelector('.facts').innerText.includes('vector_add')")
+    page.evaluate("location.hash = 'grid'")
+    page.wait_for_timeout(100)
+    assert page.locator('select[name="kernel"]').input_value() == "0"
+
+
+def test_cuda_shows_columns_though_only_tritons_were_open(page: Page) -> None:
+    for column in ("ttir", "source", "ptx", "sass"):
+        page.locator(f'input[name="{column}"]').click()
+    page.locator(".setting:visible select").select_option("matmul_bf16.v04_pipelined.cuda")
+    page.wait_for_selector(".column.sass:visible")
+    assert "absent" not in page.locator("table.evidence").inner_text()
+    assert "static shared bytes" in page.locator(".facts").inner_text()
+
+
 def test_all_five_passes_show_their_evidence(page: Page) -> None:
     seen = page.locator("table.evidence .seen")
     assert seen.count() == 5

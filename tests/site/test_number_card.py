@@ -43,7 +43,8 @@ def test_a_click_tells_a_numbers_origin(site: Path, browser: Browser, place: str
     assert (ROOT / table).exists()
     assert "Run: NVIDIA" in told
     (command,) = re.findall(r"python (profiling/ncu_report\.py .*)", told)
-    done = subprocess.run([sys.executable, *command.split(), "--help"], cwd=ROOT, capture_output=True, check=False)
+    planned = command.replace(" collect ", " plan ")  # takes the same choice, and measures nothing
+    done = subprocess.run([sys.executable, *planned.split()], cwd=ROOT, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     page.keyboard.press("Escape")
     assert card.is_hidden()

@@ -16,15 +16,14 @@ from builder import code, lexers, numbers
 from kernel_twins import OPS
 from kernel_twins.report.pages import headers
 from kernel_twins.report.rows.base import ROOT
-from kernel_twins.report.sweeps import evidence, stages
+from kernel_twins.report.sweeps import evidence, lines, stages
 from kernel_twins.report.sweeps.cells import KERNELS, Kernel, Setting
-from kernel_twins.report.sweeps.evidence import Evidence
 from kernel_twins.report.sweeps.lines import Line
 from kernel_twins.report.sweeps.stages import Recorded
 from kernel_twins.spec import Backend
 
 _LANGUAGES: dict[Backend, str] = {"cuda": "CUDA", "triton": "Triton"}
-_QUANTITIES = ("registers", "stack bytes", "shared bytes")
+_QUANTITIES = ("registers", "stack bytes", "shared bytes", "static shared bytes")
 _AROUND = 2  # lines of an excerpt before and behind
 
 
@@ -38,7 +37,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Lines of a stage around what was found there."""
+    """Lines of a stage around what a pass left there."""
 
     stage: str
     name: str
@@ -76,17 +75,25 @@ def recorded(name: str) -> Recorded:
 def payload(name: str) -> dict[str, object]:
     """What ``compiler.js`` shows of a recording."""
     made = recorded(name)
-    shown: list[object] = [["source", "source", list(range(1, len(_source(made)) + 1)), "\n".join(_source(made))]]
+    shown: list[object] = [["source", "source", list(range(1, len(_source(made)) + 1)), "\n".join(_source(made)), None]]
     for stage, found in made.stages.items():
-        shown.append([stage, stages.TITLES[stage], [at for at, _ in found], "\n".join(coloured(stage, found))])
+        text = "\n".join(coloured(stage, found))
+        shown.append([stage, stages.TITLES[stage], [at for at, _ in found], text, _counts(found)])
     return {
         "facts": facts(name),
         "stale": made.stale,
+        "absent": "absent" if made.head["backend"] == "triton" else "nothing: CUDA's source says this itself",
         "lacks": made.head.get("gfx942", ""),
         "evidence": [[each, [[stages.TITLES[one.stage], one.line, one.text] for one in every]]
                      for each, every in evidence.of(made).items()],
         "stages": shown,
     }  # fmt: skip
+
+
+def _counts(found: Sequence[Line]) -> dict[int, int]:
+    """How many lines come from each line of the source, folded ones counted as often as they stand there."""
+    by_line = sorted(found, key=lambda line: line[0])
+    return {at: lines.count(list(group)) for at, group in groupby(by_line, key=lambda line: line[0]) if at}
 
 
 def _source(made: Recorded) -> Sequence[Markup]:
@@ -102,7 +109,11 @@ def facts(name: str) -> list[tuple[str, str]]:
         for key in ("setting", "kernel", "signature", "multiples of 16", "constexprs", "options", "compiler")
         if head.get(key)
     ]
-    sizes = [(key, numbers.shown(head[key], float(head[key]), f"stages/{name}.txt#{key}")) for key in _QUANTITIES]
+    sizes = [
+        (key, numbers.shown(head[key], float(head[key]), f"stages/{name}.txt#{key}"))
+        for key in _QUANTITIES
+        if key in head
+    ]
     return [*told, *((key, str(value)) for key, value in sizes)]
 
 
@@ -120,15 +131,11 @@ def _lexer(stage: str) -> Lexer:
 
 
 def excerpts(name: str, chosen: Sequence[str]) -> Iterator[Excerpt]:
-    """The lines around what was found in these stages, those that touch together."""
+    """The lines around what was found in these stages, in their order there."""
     made = recorded(name)
     for stage in chosen:
-        found = [(each, one) for each, every in evidence.of(made).items() for one in every if one.stage == stage]
-        lines = coloured(stage, made.stages[stage])
-        for each, group in groupby(sorted(found, key=lambda pair: pair[1].number), key=lambda pair: pair[0]):
-            yield _excerpt(stage, each, [one for _, one in group], lines)
-
-
-def _excerpt(stage: str, name: str, found: Sequence[Evidence], lines: Sequence[Markup]) -> Excerpt:
-    first = max(0, found[0].number - _AROUND)
-    return Excerpt(stages.TITLES[stage], name, first + 1, list(lines[first : found[0].number + _AROUND + 1]))
+        found = [(one.number, each) for each, every in evidence.of(made).items() for one in every if one.stage == stage]
+        text = coloured(stage, made.stages[stage])
+        for number, each in sorted(found):
+            first = max(0, number - _AROUND)
+            yield Excerpt(stages.TITLES[stage], each, first + 1, text[first : number + _AROUND + 1])

@@ -61,10 +61,8 @@ PASSES = (
         (
             ("ptx", r"ld\.global[\w.:]*\.v[248]\.b32\b"),
             ("ptx", r"cp\.async\.c[ag]\.shared\.global .*0x(?:10|8)\b"),
-            ("ptx", r"cp\.async\.bulk\.tensor"),
             ("sass", r"LDG\.E\.(?:64|128)"),
             ("sass", r"LDGSTS\.E\.(?:\w+\.)*128"),
-            ("sass", r"UTMALDG"),
         ),
         r"cp\.async\.cg\.shared\.global .*0x10",
     ),

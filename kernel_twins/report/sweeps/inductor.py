@@ -14,7 +14,7 @@ from kernel_twins.spec import Op
 
 FOLDER = SWEEPS / "inductor"
 OPERATIONS = {"softmax": "v02_online", "layer_norm": "v02_welford", "linear": "v01_fused"}
-"""Each with the Triton step that goes about it in the same way."""
+"""Each with the Triton step that stands beside it."""
 
 _KINDS = {
     "poi": "element by element", "red": "rows in pieces", "per": "whole rows", "tem": "a template",

@@ -42,7 +42,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What Inductor makes of an operation, and the step that goes about it in the same way."""
+    """What Inductor makes of an operation, and the step that stands beside it."""
 
     op: Op
     head: dict[str, str]

@@ -1,18 +1,11 @@
 // The stage explorer: columns of a kernel's stages, in which lines of one source line light up together.
 "use strict";
 
-// The source line that shows most: that of the last pass which left evidence, else the first that reached SASS.
+// The source line that shows most: that of the last pass which left evidence, else the first that reached the end. A
+// pass's first evidence is of its own line; in SASS it may have moved.
 function telling({ evidence, stages }) {
-  const seen = evidence.flatMap(([, found]) => found.map(([, line]) => line)).filter(Boolean);
+  const seen = evidence.map(([, found]) => found.find(([, line]) => line)?.[1]).filter(Boolean);
   return seen.at(-1) ?? stages.at(-1)[2].find(Boolean) ?? 1;
-}
-
-// How many lines these are where none is folded: one that says "and 3 like the 2 lines above" stands for 6.
-function count(lines) {
-  return lines.reduce((sum, line) => {
-    const [, times, together] = /… and (\d+) like the (?:(\d+) lines|line) above/.exec(line.textContent) ?? [];
-    return sum + (times ? Number(times) * Number(together ?? 1) : 1);
-  }, 0);
 }
 
 customElements.define(
@@ -32,7 +25,9 @@ customElements.define(
       this.columns.addEventListener("pointerover", (event) => { if (!this.pinned) this.point(event.target.closest(".line")); });
       this.columns.addEventListener("click", (event) => this.pin(event.target.closest(".line")));
       this.columns.addEventListener("keydown", (event) => this.key(event));
-      addEventListener("hashchange", () => this.restore());
+      addEventListener("hashchange", () => {
+        if (location.hash.includes("stages=")) this.restore(); // others are places of the page
+      });
       this.restore();
     }
 
@@ -44,8 +39,8 @@ customElements.define(
         this.kernel.value = String(index);
         select.value = name;
       });
-      if (wanted.has("columns")) {
-        const shown = wanted.get("columns").split(",");
+      const shown = wanted.get("columns")?.split(",") ?? [];
+      if (this.boxes.filter((box) => shown.includes(box.name)).length >= 2) {
         for (const box of this.boxes) box.checked = shown.includes(box.name);
       }
       this.show(Number(wanted.get("line")) || 0);
@@ -79,11 +74,12 @@ customElements.define(
       const made = await KT.load(`stages-${name}`);
       if (name !== this.name) return; // the reader chose again meanwhile
       this.stale = made.stale;
+      this.counts = new Map(made.stages.map(([key, title, , , many]) => [key, [title, many]]));
       this.lacks = made.lacks;
       this.tell(made);
       this.columns.replaceChildren(...made.stages.map((stage) => this.column(...stage)));
       this.arrange();
-      this.light(line || telling(made), null);
+      this.light(made.stages[0][2].includes(line) ? line : telling(made), null);
     }
 
     // A listbox whose options are the stage's lines; the text was escaped when the site was built.
@@ -101,10 +97,13 @@ customElements.define(
     }
 
     arrange() {
+      const known = this.boxes.filter((box) => this.columns.querySelector(`.${box.name}`));
+      if (!known.some((box) => box.checked)) { // CUDA has none of Triton's stages
+        for (const box of known) box.checked = ["source", "sass"].includes(box.name);
+      }
       for (const box of this.boxes) {
-        const column = this.columns.querySelector(`.${box.name}`);
-        box.disabled = !column;
-        if (column) column.hidden = !box.checked;
+        box.disabled = !known.includes(box);
+        if (!box.disabled) this.columns.querySelector(`.${box.name}`).hidden = !box.checked;
       }
       this.columns.querySelector(".llir")?.classList.toggle("folded", !this.all.checked);
     }
@@ -137,7 +136,8 @@ customElements.define(
         if (active) list.setAttribute("aria-activedescendant", active.id);
         else list.removeAttribute("aria-activedescendant");
         if (column.hidden) continue;
-        if (column.dataset.stage !== "source") counts.push(`${count(found)} of ${column.querySelector("h3").textContent}`);
+        const [title, many] = this.counts.get(column.dataset.stage);
+        if (many) counts.push(`${many[at] ?? 0} of ${title}`);
         if (found.length && column !== where) list.scrollTop = found[0].offsetTop - list.clientHeight / 3;
       }
       const dagger = this.stale ? "† The step's code changed since this was recorded. " : "";
@@ -180,7 +180,7 @@ customElements.define(
         });
         const list = document.createElement("ul");
         list.append(...items);
-        cell.replaceChildren(items.length ? list : "absent");
+        cell.replaceChildren(items.length ? list : made.absent);
       }
     }
   },
