@@ -73,6 +73,8 @@ customElements.define(
       });
       const made = await KT.load(`stages-${name}`);
       if (name !== this.name) return; // the reader chose again meanwhile
+      this.pinned = false;
+      this.columns.classList.remove("pinned");
       this.stale = made.stale;
       this.counts = new Map(made.stages.map(([key, title, , , many]) => [key, [title, many]]));
       this.lacks = made.lacks;
@@ -115,7 +117,7 @@ customElements.define(
 
     // A click keeps the line, so that the pointer may go elsewhere; a click on it lets it go.
     pin(line) {
-      if (!line) return;
+      if (!Number(line?.dataset.at)) return;
       const again = Number(line.dataset.at) === this.lit;
       this.pinned = !(again && this.pinned);
       this.columns.classList.toggle("pinned", this.pinned);
