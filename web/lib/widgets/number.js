@@ -55,10 +55,10 @@ customElements.define(
       const { quantities } = await KT.load("runs");
       const names = calls.map((call) => call.replace(/\/-$/, "").replace("/", " "));
       return [
-        ["What", meaning(cell, names, quantities)],
+        ["", meaning(cell, names, quantities)],
         ["Rows", `${this.dataset.folder}${op}.${table}.csv: case ${slug}, ${names.join(" and ")}`, "code"],
         ["Run", await this.run(cell)],
-        ["Anew", `python profiling/ncu_report.py collect --op ${op} --shape ${slug}`, "code"],
+        ["Measure anew", `python profiling/ncu_report.py collect --op ${op} --shape ${slug}`, "code"],
       ];
     }
   },
@@ -83,6 +83,6 @@ function meaning({ table, key, calls }, [ours, theirs], quantities) {
 
 function line(title, text, kind = "span") {
   const told = document.createElement("p");
-  told.append(`${title}: `, Object.assign(document.createElement(kind), { textContent: text }));
+  told.append(title && `${title}: `, Object.assign(document.createElement(kind), { textContent: text }));
   return told;
 }
