@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import kernel_twins
 from kernel_twins.errors import UnavailableError
 from kernel_twins.harness.load import extension
 
@@ -46,3 +47,21 @@ def _import_kernels() -> None:
     importlib.import_module("torch._inductor.runtime.triton_helpers")
     for file in sorted(_FOLDER.rglob("*.py")):
         importlib.import_module(".".join(["kernel_twins._triton", *file.relative_to(_FOLDER).with_suffix("").parts]))
+
+
+def cuda_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``backend="cuda"`` takes tensors of the CPU, of which its operators compute by PyTorch's own."""
+    cuda_library()
+    for name in {*kernel_twins._MODULES.values()}:
+        monkeypatch.setattr(f"kernel_twins.functional.{name}.require_gpu", lambda *_: None)
+
+
+def triton_multiplies_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``backend="triton"`` of matmul and linear takes fp32 tensors of the CPU, for PyTorch to multiply."""
+    as_interpreted(monkeypatch)
+    torch = pytest.importorskip("torch")
+
+    def multiply(a: Any, b: Any, *, out: Any) -> None:
+        torch.matmul(a, b, out=out)
+
+    monkeypatch.setattr("kernel_twins.functional.matmul.triton_matmul.triton_launcher", lambda *_: multiply)

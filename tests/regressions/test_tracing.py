@@ -43,12 +43,6 @@ def test_a_graph_for_every_number_of_rows(products: str, function: str) -> None:
     assert [str(each.message) for each in told if "lru_cache" in str(each.message)] == []
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="matmul and linear have no rule for torch.func.vmap, which calls them example after example and warns; "
-    "they are to have one, which makes of the examples more rows, or a batch",
-)
 @BY_FUNCTION
 def test_vmap_runs_products_example_by_example(products: str, function: str) -> None:
     class Calls(TorchDispatchMode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from kernel_twins.functional.backends import (
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
+    register_vmap,
     require_gpu,
     require_tensors,
     runs_of,
     triton_side,
 )
+from kernel_twins.functional.matmul.batching import backward_rule, linear_rule
 from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import name_of
@@ -31,6 +33,11 @@ from kernel_twins.spec import Case
 
 _cuda_operator, _no_cuda = cuda_operator("linear")
 _runs = runs_of(_cuda_operator, "linear")
+if _cuda_operator is not None:
+    _product = torch.ops.kernel_twins.matmul.default
+    register_vmap("linear", partial(linear_rule, product=_product))
+    register_vmap("linear_saving", partial(linear_rule, product=_product, saves=True))
+    register_vmap("linear_backward", backward_rule)
 
 
 def linear(
@@ -41,7 +48,8 @@ def linear(
     ``activation`` is None or "none", "relu", "gelu", "gelu_tanh" or "silu". The CUDA and Triton backends sum in fp32
     and apply bias and activation before they round (on GPUs before 9.0, and for float32 operands, after). For gelu,
     gelu_tanh and silu the forward pass also stores the activation's input, if a gradient is needed. There is no forward
-    mode.
+    mode. torch.func.vmap makes of its examples more rows of x or of weight; if both are batched, or only bias is, bias
+    and activation are applied after the product is rounded.
 
     ``backend``: "cuda", "triton", "torch", or "auto". For bfloat16 and float16 on a GPU of compute capability 9.0,
     "auto" is the fastest in this GPU's committed measurements at the nearest sizes, as for ``matmul`` ("cuda" if there

@@ -18,16 +18,20 @@ from kernel_twins.functional.backends import (
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
+    register_vmap,
     require_gpu,
     runs,
     triton_side,
 )
+from kernel_twins.functional.matmul.batching import product_rule
 from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place, require_out_dtype
 from kernel_twins.ops.matmul.shared import allows_tf32
 from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
 from kernel_twins.spec import Backend, Case
 
 _cuda_operator, _no_cuda = cuda_operator("matmul")
+if _cuda_operator is not None:
+    register_vmap("matmul", product_rule)
 
 
 def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtype | None = None) -> Tensor:
@@ -39,7 +43,8 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
     be torch.float32 for half operands. Gradients have the operands' dtype; there is no forward mode. If b is one
     matrix, a's leading dimensions become rows of one product. Other batches take one launch for each product, if every
     product has as many tiles of 128 x 256 as the GPU has SMs and K is 1024 or more; else torch.bmm, by PyTorch's
-    settings.
+    settings. torch.func.vmap makes of its examples more rows of a or columns of b, if the other operand is not batched,
+    else a batch.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
     sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph only the GPU's counts: name a backend).

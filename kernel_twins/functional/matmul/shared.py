@@ -1,8 +1,8 @@
-"""The key for choosing a product's backend, and a dtype check, for both sides of matmul and linear."""
+"""The key for choosing a product's backend, and checks of sizes and dtypes, for both sides of matmul and linear."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,3 +37,25 @@ def require_out_dtype(a: Tensor, out_dtype: torch.dtype) -> None:
         raise TypeError(
             f"out_dtype is {out_dtype}, must be {accepted}: leave it out, and convert the result with .to(...)"
         )
+
+
+def product_sizes(a: Sequence[int], b: Sequence[int]) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
+    """M, N, K, the batch to which both shapes broadcast, and the result's shape; ValueError if they do not fit."""
+    vector_a, vector_b = len(a) == 1, len(b) == 1
+    m, k = (1 if vector_a else a[-2]), a[-1]
+    rows, n = (b[0], 1) if vector_b else (b[-2], b[-1])
+    if rows != k:
+        raise ValueError(
+            f"b has shape {tuple(b)}, must have {k} {'elements' if vector_b else 'rows'}, as many as a, of shape "
+            f"{tuple(a)}, has {'elements' if vector_a else 'columns'}: transpose a matrix with .mT, or slice one"
+        )
+    lead_a, lead_b = tuple(a[:-2]), tuple(b[:-2])
+    try:
+        # Only if both have a batch: broadcast_shapes takes longer than all the rest.
+        batch = torch.broadcast_shapes(lead_a, lead_b) if lead_a and lead_b else lead_a or lead_b
+    except RuntimeError:
+        raise ValueError(
+            f"b has leading dimensions {lead_b}, must broadcast with a's, {lead_a}: the last "
+            f"ones are matched first, and each pair must be equal or hold a 1"
+        ) from None
+    return m, n, k, tuple(batch), (*batch, *([] if vector_a else [m]), *([] if vector_b else [n]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from kernel_twins.functional.backends import (
     wants_gradient,
 )
 from kernel_twins.functional.matmul import triton_matmul
+from kernel_twins.functional.matmul.batching import backward_rule, linear_rule
 from kernel_twins.functional.triton_operator import differentiable, goes_past, register
 from kernel_twins.ops.activations import ACTIVATIONS, differentiable_dz
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
@@ -246,6 +247,7 @@ operator = register(
     "(Tensor x, Tensor weight, Tensor? bias=None, str activation='none') -> Tensor",
     _fake,
     gradient=(_save, _backward),
+    vmap=partial(linear_rule, product=triton_matmul.operator),
 )
 saving_operator = register(
     "linear_saving_triton",
@@ -253,12 +255,14 @@ saving_operator = register(
     "(Tensor x, Tensor weight, Tensor? bias, str activation) -> (Tensor, Tensor)",
     _fake_saving,
     gradient=(_save_pre, _backward),
+    vmap=partial(linear_rule, product=triton_matmul.operator, saves=True),
 )
 backward_operator = register(
     "linear_backward_triton",
     _compute_backward,
     "(Tensor dout, Tensor saved, str activation) -> (Tensor, Tensor)",
     _fake_backward,
+    vmap=backward_rule,
 )
 _differentiable = differentiable("_Layer", _compute, _save, _backward)
 _differentiable_saving = differentiable("_SavingLayer", _compute_saving, _save_pre, _backward)

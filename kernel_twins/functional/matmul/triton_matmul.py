@@ -20,7 +20,8 @@ from kernel_twins.functional.backends import (
     triton_launcher,
     wants_gradient,
 )
-from kernel_twins.functional.matmul.shared import require_out_dtype
+from kernel_twins.functional.matmul.batching import product_rule
+from kernel_twins.functional.matmul.shared import product_sizes, require_out_dtype
 from kernel_twins.functional.triton_operator import differentiable, register
 from kernel_twins.ops.tensors import require_device, require_dtype, require_same_dtype
 
@@ -52,7 +53,7 @@ def product_with(dout: Tensor) -> Callable[..., Tensor]:
 
 def _compute(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
     dtype = _check(a, b, out_dtype)
-    m, n, k, batch, shape = _sizes(a, b)
+    m, n, k, batch, shape = product_sizes(a.shape, b.shape)
     out = torch.empty(shape, dtype=dtype, device=a.device)
     if out.numel() == 0:
         return out
@@ -104,28 +105,6 @@ def _check(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
     return out_dtype
 
 
-def _sizes(a: Tensor, b: Tensor) -> tuple[int, int, int, tuple[int, ...], tuple[int, ...]]:
-    """M, N, K, the batch to which both broadcast, and the result's shape."""
-    vector_a, vector_b = a.dim() == 1, b.dim() == 1
-    m, k = (1 if vector_a else a.shape[-2]), a.shape[-1]
-    rows, n = (b.shape[0], 1) if vector_b else (b.shape[-2], b.shape[-1])
-    if rows != k:
-        raise ValueError(
-            f"b has shape {tuple(b.shape)}, must have {k} {'elements' if vector_b else 'rows'}, as many as a, of shape "
-            f"{tuple(a.shape)}, has {'elements' if vector_a else 'columns'}: transpose a matrix with .mT, or slice one"
-        )
-    lead_a, lead_b = a.shape[:-2], b.shape[:-2]
-    try:
-        # Only if both have a batch: broadcast_shapes takes longer than all the rest.
-        batch = torch.broadcast_shapes(lead_a, lead_b) if lead_a and lead_b else lead_a or lead_b
-    except RuntimeError:
-        raise ValueError(
-            f"b has leading dimensions {tuple(lead_b)}, must broadcast with a's, {tuple(lead_a)}: the last "
-            f"ones are matched first, and each pair must be equal or hold a 1"
-        ) from None
-    return m, n, k, tuple(batch), (*batch, *([] if vector_a else [m]), *([] if vector_b else [n]))
-
-
 def _worth_a_launch_each(m: int, n: int, k: int, device: torch.device) -> bool:
     if device.type != "cuda":
         return False
@@ -139,7 +118,7 @@ def _launcher(a: Tensor) -> Callable[..., None]:
 
 
 def _fake(a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(_sizes(a, b)[-1], dtype=_check(a, b, out_dtype), device=a.device)
+    return torch.empty(product_sizes(a.shape, b.shape)[-1], dtype=_check(a, b, out_dtype), device=a.device)
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor, torch.dtype | None], output: Tensor) -> None:
@@ -180,5 +159,6 @@ operator = register(
     "(Tensor a, Tensor b, ScalarType? out_dtype=None) -> Tensor",
     _fake,
     gradient=(_save, _backward),
+    vmap=product_rule,
 )
 _differentiable = differentiable("_Product", _compute, _save, _backward)
