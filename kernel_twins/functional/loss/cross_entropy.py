@@ -57,9 +57,10 @@ def cross_entropy(
     """``log(sum(exp(input))) - input[target]`` over the classes, as torch.nn.functional.cross_entropy of class indices.
 
     input is (N, C), (C,) or (N, C, d1, ...), float32, bfloat16 or float16, with any strides; target has its shape
-    without C and is int64. No probability is stored: the backward pass keeps input itself and one number a row. input
-    is copied only if classes are not contiguous or rows are not equally far apart, as with a d1. Only PyTorch takes a
-    ``weight`` or probabilities as target; the other backends need weight=None and classes.
+    without C and is int64, or int32, which is first copied into int64. No probability is stored: the backward pass
+    keeps input itself and one number a row. input is copied only if classes are not contiguous or rows are not equally
+    far apart, as with a d1. Only PyTorch takes a ``weight`` or probabilities as target; the other backends need
+    weight=None and classes.
 
     The loss has input's dtype, or float32 under CUDA's autocast, which does not cast input. It is computed in fp32 and
     summed in a fixed order. Rows with the target ``ignore_index`` do not count, whatever they hold; the mean of no rows
@@ -79,6 +80,7 @@ def cross_entropy(
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
     _require_smoothing(label_smoothing)
+    target = _as_classes(target)
     automatic = backend == "auto"
     if automatic:
         backend = _choose(input, target, weight, reduction)
@@ -123,8 +125,8 @@ def cross_entropy_gradient_(
         logits_of_the_model.backward(logits)
 
     where ``logits = logits_of_the_model.detach()``. All else is as in ``cross_entropy``. "torch" computes gradients by
-    autograd; "auto" takes it on a CPU, for other strides, and if target is not int64. Under vmap there is one gradient
-    for each example, and a second tensor of that size for a while.
+    autograd; "auto" takes it on a CPU, for other strides, and if target is neither int64 nor int32. Under vmap there is
+    one gradient for each example, and a second tensor of that size for a while.
     """
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction is {reduction!r}, must be mean or sum: of rows' losses there is no one gradient")
@@ -134,6 +136,7 @@ def cross_entropy_gradient_(
             "torch.no_grad(), or with input.detach()"
         )
     _require_smoothing(label_smoothing)
+    target = _as_classes(target)
     automatic = backend == "auto"
     if automatic:
         ours = isinstance(target, Tensor) and target.dtype == torch.int64 and _can_overwrite(input)
@@ -158,6 +161,11 @@ def _by_triton() -> Operator:
     from kernel_twins.functional.loss import triton_cross_entropy
 
     return triton_cross_entropy.cross_entropy
+
+
+def _as_classes(target: Tensor) -> Tensor:
+    """Classes in int32 as int64, which all kernels read, and PyTorch's too."""
+    return target.long() if isinstance(target, Tensor) and target.dtype == torch.int32 else target
 
 
 def _can_overwrite(logits: Tensor) -> bool:

@@ -23,7 +23,7 @@ import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from tests.sides import as_interpreted, cuda_library  # noqa: E402
+from tests.sides import as_interpreted, cuda_library, cuda_takes_the_cpu  # noqa: E402
 
 torch_cross_entropy = torch.nn.functional.cross_entropy
 functional = importlib.import_module("kernel_twins.functional.loss.cross_entropy")  # the module, which a function hides
@@ -711,6 +711,30 @@ def test_the_gradient_in_place_is_compiled(operators) -> None:
     loss, gradient = call(y, target)
     again, compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(x, target)
     torch.testing.assert_close((again, compiled, x), (loss, gradient, y))
+
+
+@pytest.mark.parametrize("backend", ["named", "torch", "auto"])
+@pytest.mark.parametrize("shape", [(3, 5), (5,), (2, 5, 3)], ids=str)
+def test_classes_in_int32_are_read_as_in_int64(operators, monkeypatch, backend, shape) -> None:
+    """By every function: forward, backward, in place, the module, and in a graph."""
+    if operators.name == "cuda":
+        cuda_takes_the_cpu(monkeypatch)
+    backend = operators.name if backend == "named" else backend
+    x, target = values(shape, requires_grad=True), classes(shape)
+    right = pytorchs(x, target, "mean")
+    (dx,) = torch.autograd.grad(right, x)
+    module = kernel_twins.nn.CrossEntropyLoss(ignore_index=IGNORED, backend=backend)
+    for call in (lambda x, target: ours(x, target, backend=backend), module):
+        loss = call(x, target.int())
+        torch.testing.assert_close(loss, right)
+        torch.testing.assert_close(torch.autograd.grad(loss, x)[0], dx)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: ours(*given, backend=backend), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, target.int()), right)
+    if len(shape) == 2:
+        gradient = x.detach().clone()
+        loss = kernel_twins.cross_entropy_gradient_(gradient, target.int(), ignore_index=IGNORED, backend=backend)
+        torch.testing.assert_close((loss, gradient), (right.detach(), dx))
 
 
 def test_autocast_of_the_cpu_changes_no_dtype(operators) -> None:

@@ -541,6 +541,22 @@ def test_under_autocast_the_loss_is_float32_as_pytorchs(backend, reduction) -> N
         assert_near(got, dx, 1e-5)
 
 
+@ALL
+@BY_REDUCTION
+def test_classes_in_int32_are_read_as_in_int64(backend, reduction) -> None:
+    x = values(33, 257, requires_grad=True)
+    target = classes(x)
+    call = function(reduction, backend)
+    loss, right = call(x, target.int()), call(x, target)
+    assert torch.equal(loss, right)
+    assert torch.equal(*(torch.autograd.grad(each.sum(), x)[0] for each in (loss, right)))
+    if reduction != "none":
+        found, same = x.detach().clone(), x.detach().clone()
+        kernel_twins.cross_entropy_gradient_(found, target.int(), reduction=reduction, backend=backend)
+        kernel_twins.cross_entropy_gradient_(same, target, reduction=reduction, backend=backend)
+        assert torch.equal(found, same)
+
+
 @OURS
 def test_streams_run_at_once(backend) -> None:
     given = [(x, classes(x)) for x in (values(9_000, 512, seed=seed) for seed in range(2))]
