@@ -34,6 +34,7 @@ from kernel_twins.functional.expected import Problem, ordered
 from kernel_twins.functional.rows import Rule
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import extension
+from kernel_twins.ops.tensors import DTYPE
 from kernel_twins.spec import Backend, Case, Step
 
 Function = Callable[..., Any]
@@ -238,6 +239,23 @@ def require_tensors(residual: Tensor | None, weight: Tensor | None, bias: Tensor
                 f"{name} is a {type(given).__name__}, must be a torch.Tensor or None: "
                 f"call torch.as_tensor({name}, dtype=x.dtype, device=x.device)"
             )
+
+
+def in_dtype(call: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, backend: str) -> Tensor:
+    """``call`` of x in that dtype, whatever autocast says, as PyTorch's functions that have a ``dtype``.
+
+    TypeError if the kernels do not have it.
+    """
+    if dtype not in DTYPE.values():
+        accepted = ", ".join(map(str, DTYPE.values()))
+        raise TypeError(
+            f"dtype is {dtype}, must be None or one of {accepted} for backend={backend!r}: pass backend='torch'"
+        )
+    x = x.to(dtype) if isinstance(x, Tensor) else x  # what is no tensor is refused by call
+    if not torch.is_autocast_enabled("cuda"):
+        return call(x)
+    with torch.autocast("cuda", enabled=False):
+        return call(x)
 
 
 def is_on_gpu(tensor: Any) -> bool:

@@ -18,6 +18,7 @@ from kernel_twins.functional.backends import (
     batches,
     cuda_operator,
     expected,
+    in_dtype,
     is_differentiated,
     is_on_gpu,
     is_transformed,
@@ -45,24 +46,27 @@ _PYTORCHS: dict[str, Callable[..., Tensor]] = {
 _NAMES = {"sum": "sum", "mean": "sum", "max": "amax", "argmax": "argmax"}  # in fastest.json, as declared
 
 
-def sum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:  # noqa: A001
+def sum(  # noqa: A001
+    x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto", dtype: torch.dtype | None = None
+) -> Tensor:
     """The sum over one dimension, several, or all (``dim=None``) of a tensor of up to five dimensions, as torch.sum.
 
     x is float32, bfloat16 or float16 with any strides, and is never copied. It is summed in fp32, and the result has
-    its dtype (under CUDA's autocast float32, as PyTorch's). Every call gives the same bits. There are backward
-    gradients of any order, but no forward mode. x's gradient is an expanded view of out's, as PyTorch's: what writes
-    into it in place must clone it first. A leaf's ``.grad`` is always a copy.
+    its dtype (under CUDA's autocast float32, as PyTorch's). With a ``dtype``, one of these three, x is first cast to
+    it, and may be of any; the result has it, also under autocast, and x's gradient has x's. Every call gives the same
+    bits. There are backward gradients of any order, but no forward mode. x's gradient is an expanded view of out's, as
+    PyTorch's: what writes into it in place must clone it first. A leaf's ``.grad`` is always a copy.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between reductions of like sizes, axes and layout, with the backward pass where x requires
     grad. It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
     arguments that the others refuse: other dtypes, tensors on a CPU, empty ones, and those of more than five dimensions
-    (a batch of torch.func.vmap counts as one). It also takes PyTorch for half precision under autocast, forward mode,
-    and torch.func's derivatives.
+    (a batch of torch.func.vmap counts as one). It also takes PyTorch for half precision under autocast or to be cast to
+    float32, forward mode, and torch.func's derivatives.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
-    return _reduced(x, dim, keepdim, backend, "sum")
+    return _reduced(x, dim, keepdim, backend, "sum", dtype)
 
 
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, backend: str = "auto") -> Tensor:
@@ -89,11 +93,13 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, backend:
     return _reduced(x, dim, keepdim, backend, "argmax")
 
 
-def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str) -> Tensor:
+def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str, dtype: torch.dtype | None = None) -> Tensor:
     if backend == "auto":
-        backend = _choose(x, kind, dim)
+        backend = _choose(x, kind, dim, dtype)
+    if dtype is not None and backend != "torch":
+        return in_dtype(lambda x: _reduced(x, dim, keepdim, backend, kind), x, dtype, backend)
     if backend == "torch":
-        return _PYTORCHS[kind](x, dim, keepdim)
+        return _PYTORCHS[kind](x, dim, keepdim) if dtype is None else torch.sum(x, dim, keepdim, dtype=dtype)
     dims = () if dim is None else (dim,) if isinstance(dim, int) else _dims(dim, kind)
     if backend == "cuda":
         if _cuda_operator is None:
@@ -129,12 +135,12 @@ def _dims(dim: Any, kind: str) -> tuple[int, ...]:
         raise TypeError(f"dim is {dim!r}, must be an int, a tuple of them or None: pass -1 for the last one") from None
 
 
-def _choose(x: Tensor, kind: str, dim: Dims = None) -> str:
+def _choose(x: Tensor, kind: str, dim: Dims = None, wanted: torch.dtype | None = None) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
-    if not is_on_gpu(x) or x.dtype not in DTYPE.values() or x.dim() > MOST_AXES:
+    if not is_on_gpu(x) or (wanted or x.dtype) not in DTYPE.values() or x.dim() > MOST_AXES:
         return "torch"
-    if kind == "sum" and x.dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads
-        return "torch"
+    if kind == "sum" and x.dtype in HALF and (wanted == torch.float32 or torch.is_autocast_enabled("cuda")):
+        return "torch"  # which widens what it reads
     if is_transformed() and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch adds an axis
         return "torch"
     symbolic = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # sizes may be symbols
@@ -150,7 +156,7 @@ def _choose(x: Tensor, kind: str, dim: Dims = None) -> str:
         return "cuda" if _runs("cuda", device) else "torch"
     # A sum's gradient is a view, without a kernel, and argmax has none.
     differentiated = kind in ("mean", "max") and x.requires_grad and torch.is_grad_enabled()
-    return _choice(kind, x.shape, x.stride(), dims, x.dtype, device, differentiated)
+    return _choice(kind, x.shape, x.stride(), dims, wanted or x.dtype, device, differentiated)
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from kernel_twins.functional.backends import (
     HALF,
     cuda_operator,
     expected,
+    in_dtype,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
@@ -35,35 +36,39 @@ if _cuda_operator is not None:
     register_vmap("softmax_backward", partial(batching_rule, names=("dout", "y")))
 
 
-def softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
+def softmax(x: Tensor, dim: int = -1, backend: str = "auto", *, dtype: torch.dtype | None = None) -> Tensor:
     """``exp(x - max) / sum(exp(x - max))`` along one dimension of a tensor of any rank, as torch.softmax.
 
     x is float32, bfloat16 or float16, with any strides. The result has its shape and dtype (under CUDA's autocast
-    float32, as PyTorch's) and is computed in fp32. It is contiguous if ``dim`` is the last dimension. For another
-    dimension the CUDA and Triton backends write the rows along ``dim`` one after the other, and return a view with
-    ``dim`` back in its place: nothing is copied, but ``view`` may need ``contiguous()`` first. x is copied only if its
-    rows are not contiguous, or not equally far apart. There are backward gradients of any order, but no forward mode.
+    float32, as PyTorch's) and is computed in fp32. With a ``dtype``, one of these three, x is first cast to it, and may
+    be of any; the result has it, also under autocast, and x's gradient has x's. It is contiguous if ``dim`` is the last
+    dimension. For another dimension the CUDA and Triton backends write the rows along ``dim`` one after the other, and
+    return a view with ``dim`` back in its place: nothing is copied, but ``view`` may need ``contiguous()`` first. x is
+    copied only if its rows are not contiguous, or not equally far apart. There are backward gradients of any order, but
+    no forward mode.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
     It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch where that
     needs less work: another dimension than the last if x would be copied, half precision under autocast, forward mode,
-    and torch.func's derivatives. It also takes PyTorch for arguments that the others refuse: other dtypes, tensors of
-    other classes (DTensor), on a CPU, and empty ones.
+    torch.func's derivatives, and float16 to be cast to float32. It also takes PyTorch for arguments that the others
+    refuse: other dtypes, tensors of other classes (DTensor), on a CPU, and empty ones.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
-    return _softmax(x, dim, backend, False)
+    return _softmax(x, dim, backend, False, dtype)
 
 
-def log_softmax(x: Tensor, dim: int = -1, backend: str = "auto") -> Tensor:
+def log_softmax(x: Tensor, dim: int = -1, backend: str = "auto", *, dtype: torch.dtype | None = None) -> Tensor:
     """``x - max - log(sum(exp(x - max)))`` along one dimension, as torch.log_softmax; all else as ``softmax``."""
-    return _softmax(x, dim, backend, True)
+    return _softmax(x, dim, backend, True, dtype)
 
 
-def _softmax(x: Tensor, dim: int, backend: str, log: bool) -> Tensor:
+def _softmax(x: Tensor, dim: int, backend: str, log: bool, dtype: torch.dtype | None) -> Tensor:
     if backend == "auto":
-        backend = _choose(x, dim)
+        backend = _choose(x, dim, dtype)
+    if dtype is not None and backend != "torch":
+        return in_dtype(lambda x: _softmax(x, dim, backend, log, None), x, dtype, backend)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
@@ -76,7 +81,7 @@ def _softmax(x: Tensor, dim: int, backend: str, log: bool) -> Tensor:
     if backend == "triton":
         return _by_triton()(x, dim, log)
     if backend == "torch":
-        return torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
+        return (torch.log_softmax if log else torch.softmax)(x, dim, dtype=dtype)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
 
 
@@ -92,14 +97,17 @@ def _by_triton() -> Callable[[Tensor, int, bool], Tensor]:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(x: Tensor, dim: int) -> str:
+def _choose(x: Tensor, dim: int, wanted: torch.dtype | None = None) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x):
         return "torch"
-    dtype, device = x.dtype, x.device.index
+    dtype, device = wanted or x.dtype, x.device.index
     if dtype not in DTYPE.values():
         return "torch"
-    if dtype in HALF and torch.is_autocast_enabled("cuda"):  # PyTorch widens what it reads, without another pass
+    # PyTorch widens what it reads, without another pass.
+    if x.dtype in HALF and torch.is_autocast_enabled("cuda"):
+        return "torch"
+    if wanted == torch.float32 and x.dtype == torch.float16:
         return "torch"
     tracing = torch.compiler.is_compiling()
     if is_differentiated():

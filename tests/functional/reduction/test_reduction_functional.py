@@ -25,7 +25,7 @@ from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
 from kernel_twins.functional.reduction import reduction  # noqa: E402
 from kernel_twins.functional.reduction.shared import shared  # noqa: E402
-from tests.sides import as_interpreted, cuda_library  # noqa: E402
+from tests.sides import as_interpreted, cuda_library, cuda_takes_the_cpu  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTORCHS: dict[str, Any] = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax, "argmax": torch.argmax}
@@ -501,8 +501,43 @@ def test_auto_leaves_to_pytorch_what_the_others_do_not_take(monkeypatch) -> None
         patch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
         assert reduction._choose(on_gpu((3, 5)), "sum") == "torch"
         assert reduction._choose(on_gpu((3, 5)), "max") == "cuda"
+    assert reduction._choose(on_gpu((3, 5)), "sum", None, torch.float32) == "torch"
+    assert reduction._choose(on_gpu((3, 5), torch.float64), "sum", None, torch.float32) == "cuda"
+    assert reduction._choose(on_gpu((3, 5)), "sum", None, torch.float64) == "torch"
     monkeypatch.setattr(reduction, "_runs", lambda backend, device: False)
     assert reduction._choose(on_gpu((3, 5)), "max") == "torch"
+
+
+@pytest.mark.parametrize("backend", ["named", "torch", "auto"])
+def test_dtype_of_a_sum_is_pytorchs(operator, monkeypatch, backend) -> None:
+    """x is cast first, also under autocast and in a graph; its gradient has its own dtype."""
+    if not is_triton(operator):
+        cuda_takes_the_cpu(monkeypatch)
+    backend = ("triton" if is_triton(operator) else "cuda") if backend == "named" else backend
+
+    def call(x: Any, dtype: Any) -> Any:
+        return kernel_twins.sum(x, 1, True, backend=backend, dtype=dtype)
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    dtypes = torch.float32, torch.bfloat16, torch.float16
+    for of, dtype in itertools.product(dtypes, repeat=2):
+        x = values((3, 5), of, requires_grad=True)
+        right = torch.sum(x, 1, True, dtype=dtype)
+        for each in (call, compiled) if torch.float32 in (of, dtype) else (call,):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                out = each(x, dtype)
+            assert out.dtype == dtype
+            torch.testing.assert_close(out, right)
+            (found,) = torch.autograd.grad(out.sum(), x)
+            assert found.dtype == of and bool((found == 1).all())
+    assert call(torch.arange(6).view(2, 3), torch.float32).tolist() == [[3.0], [12.0]]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_dtypes_that_the_kernel_lacks_are_refused(backend) -> None:
+    with pytest.raises(TypeError, match=r"^dtype is torch.int64, must be None or one of torch.float32, .* pass backen"):
+        kernel_twins.sum(values((3, 5)), backend=backend, dtype=torch.int64)
 
 
 def test_neither_torch_nor_triton_is_imported_before_it_is_asked_for() -> None:

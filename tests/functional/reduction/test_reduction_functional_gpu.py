@@ -380,6 +380,19 @@ def test_autocast_is_pytorchs(backend) -> None:
         assert kernel_twins.mean(x, 1, backend=backend).dtype == torch.mean(x, 1).dtype
 
 
+@ALL
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dtype_of_a_sum_is_pytorchs(backend, autocast) -> None:
+    dtypes = torch.float32, torch.bfloat16, torch.float16
+    for of, dtype in itertools.product(dtypes, repeat=2):
+        x = values(33, 1_000, dtype=of).requires_grad_()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            out, right = kernel_twins.sum(x, 1, backend=backend, dtype=dtype), torch.sum(x, 1, dtype=dtype)
+        assert out.dtype == right.dtype == dtype
+        torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
+        assert torch.autograd.grad(out.sum(), x)[0].dtype == of
+
+
 @OURS
 def test_other_dtypes_are_refused_and_left_to_pytorch(backend) -> None:
     x = values(3, 5, dtype=torch.float64)

@@ -29,10 +29,11 @@ from kernel_twins.functional.backends import cuda_operator  # noqa: E402
 from kernel_twins.functional.expected import Problem, rows  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from tests.sides import as_interpreted, cuda_library  # noqa: E402
+from tests.sides import as_interpreted, cuda_library, cuda_takes_the_cpu  # noqa: E402
 
 softmax = importlib.import_module("kernel_twins.functional.softmax.softmax")  # the module, which a function hides
 ROOT = Path(__file__).resolve().parents[3]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BY_LOG = pytest.mark.parametrize("log", [False, True], ids=["softmax", "log_softmax"])
 SHAPES: list[tuple[int, ...]] = [(), (5,), (3, 5), (2, 3, 5), (2, 3, 4, 5), (0, 5), (3, 0), (3, 1), (1, 1)]
 EVERY_DIM = [(shape, dim) for shape in SHAPES for dim in range(-max(len(shape), 1), max(len(shape), 1))]
@@ -454,6 +455,13 @@ def test_auto_asks_for_what_it_was_given(monkeypatch) -> None:
         patch.setattr(softmax.torch, "is_autocast_enabled", lambda device: device == "cuda")
         assert chosen(x) == "torch"
         assert chosen(x.float()) == "cuda"
+    for given, wanted, last in (
+        (x, torch.float32, "cuda"),  # bfloat16, which PyTorch casts first
+        (x.half(), torch.float32, "torch"),
+        (x, torch.float64, "torch"),
+        (x.double(), torch.bfloat16, "cuda"),
+    ):
+        assert softmax._choose(given, -1, wanted) == last
     seen = []
 
     def seeing(x):
@@ -464,6 +472,41 @@ def test_auto_asks_for_what_it_was_given(monkeypatch) -> None:
     torch.func.grad(seeing)(x)
     torch.func.vmap(torch.func.grad(seeing))(x)
     assert seen == ["cuda", "torch", "torch"]
+
+
+@BY_LOG
+@pytest.mark.parametrize("backend", ["named", "torch", "auto"])
+def test_dtype_of_the_result_is_pytorchs(operators, monkeypatch, backend, log) -> None:
+    """x is cast first, also under autocast and in a graph; its gradient has its own dtype."""
+    if operators.name == "cuda":
+        cuda_takes_the_cpu(monkeypatch)
+    backend = operators.name if backend == "named" else backend
+
+    def call(x: Any, dtype: Any) -> Any:
+        return ours(log)(x, 1, backend, dtype=dtype)
+
+    torch.compiler.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for of, dtype in itertools.product(DTYPES, repeat=2):
+        x = values((3, 5), of, requires_grad=True)
+        right = pytorchs(log)(x, 1, dtype=dtype)
+        (dx,) = torch.autograd.grad(right.square().sum(), x)
+        for each in (call, compiled) if torch.float32 in (of, dtype) else (call,):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = each(x, dtype)
+            assert y.dtype == dtype
+            torch.testing.assert_close(y, right)
+            (found,) = torch.autograd.grad(y.square().sum(), x)
+            assert found.dtype == of
+            torch.testing.assert_close(found, dx)
+    integers = torch.arange(6).view(2, 3)
+    torch.testing.assert_close(call(integers, torch.float32), pytorchs(log)(integers, 1, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_dtypes_that_the_kernels_lack_are_refused(backend) -> None:
+    with pytest.raises(TypeError, match=r"^dtype is torch.float64, must be None or one of torch.float32, .* pass back"):
+        kernel_twins.softmax(values((3, 5)), backend=backend, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -406,6 +406,23 @@ def test_autocast_widens_half_precision_as_pytorchs_does(backend, log) -> None:
 
 @ALL
 @BY_LOG
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dtype_of_the_result_is_pytorchs(backend, log, autocast) -> None:
+    call = kernel_twins.log_softmax if log else kernel_twins.softmax
+    for of, dtype in itertools.product(DTYPES, repeat=2):
+        x = values(33, 257, dtype=of, requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+            out = call(x, -1, backend, dtype=dtype)
+            right = (torch.log_softmax if log else torch.softmax)(x, -1, dtype=dtype)
+        assert out.dtype == right.dtype == dtype
+        torch.testing.assert_close(out, right)
+        (dx,) = torch.autograd.grad(out.square().sum(), x)
+        assert dx.dtype == of
+        torch.testing.assert_close(dx, torch.autograd.grad(right.square().sum(), x)[0], rtol=2e-2, atol=1e-2)
+
+
+@ALL
+@BY_LOG
 @pytest.mark.parametrize(
     ("shape", "in_dim", "dim"),
     [((9,), 0, 0), ((9, 33), 0, -1), ((33, 9), 1, 0), ((4, 33, 9), 1, -1), ((4, 5, 6, 7), 2, 1)],
