@@ -57,11 +57,20 @@ def cuda_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def triton_multiplies_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``backend="triton"`` of matmul and linear takes fp32 tensors of the CPU, for PyTorch to multiply."""
+    """``backend="triton"`` of matmul and linear takes tensors of the CPU, for PyTorch to multiply."""
     as_interpreted(monkeypatch)
-    torch = pytest.importorskip("torch")
+    import torch
+
+    from kernel_twins.ops.activations import differentiable_dz
 
     def multiply(a: Any, b: Any, *, out: Any) -> None:
-        torch.matmul(a, b, out=out)
+        torch.matmul(a.to(out.dtype), b.to(out.dtype), out=out)
 
-    monkeypatch.setattr("kernel_twins.functional.matmul.triton_matmul.triton_launcher", lambda *_: multiply)
+    def linear_backward(dout: Any, saved: Any, activation: str) -> Any:
+        dz = differentiable_dz(dout, saved, activation)
+        return dz, dz.sum(0)
+
+    family = "kernel_twins.functional.matmul"
+    monkeypatch.setattr(f"{family}.triton_matmul.triton_launcher", lambda *_: multiply)
+    monkeypatch.setattr(f"{family}.triton_linear._fused", lambda _: None)
+    monkeypatch.setattr("kernel_twins._triton.matmul.linear.backward.linear_backward", linear_backward)

@@ -258,6 +258,33 @@ def in_dtype(call: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, ba
         return call(x)
 
 
+def narrowed(x: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
+    """float32 weights of a half-precision x in its dtype, which the kernels read; their gradients come in float32."""
+    if not isinstance(x, Tensor) or x.dtype not in HALF:
+        return weights
+    return tuple(
+        each.to(x.dtype) if isinstance(each, Tensor) and each.dtype == torch.float32 else each for each in weights
+    )
+
+
+def autocast_dtype(operand: Any) -> torch.dtype | None:
+    """The dtype to which PyTorch's products cast such operands; None without autocast for their device."""
+    if not isinstance(operand, Tensor) or not (operand.is_cuda or operand.is_cpu):
+        return None
+    device = "cuda" if operand.is_cuda else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def cast(dtype: torch.dtype, *operands: Any) -> tuple[Any, ...]:
+    """Operands in that dtype, as autocast casts them: float64 is left as it is."""
+    return tuple(
+        each.to(dtype)
+        if isinstance(each, Tensor) and each.is_floating_point() and each.dtype != torch.float64
+        else each
+        for each in operands
+    )
+
+
 def is_on_gpu(tensor: Any) -> bool:
     """Whether it is a strided tensor on a GPU, or a fake tensor on a GPU that exists.
 

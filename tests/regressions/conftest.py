@@ -18,7 +18,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["cuda", "triton"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a backend whose matmul and linear take fp32 tensors of the CPU, for PyTorch to multiply."""
+    """The name of a backend whose matmul and linear take tensors of the CPU, for PyTorch to multiply."""
     if request.param == "cuda":
         cuda_takes_the_cpu(monkeypatch)
         return "cuda"

@@ -14,10 +14,13 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    autocast_dtype,
+    cast,
     cuda_operator,
     fastest,
     is_differentiated,
     is_on_gpu,
+    narrowed,
     refuse_gradients,
     register_vmap,
     require_gpu,
@@ -43,7 +46,12 @@ if _cuda_operator is not None:
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, backend: str = "auto"
 ) -> Tensor:
-    """``activation(x @ weight.T + bias)`` for x: [..., K], weight: [N, K] and bias: [N], all of one dtype and device.
+    """``activation(x @ weight.T + bias)`` for x: [..., K], weight: [N, K] and bias: [N], all on one device.
+
+    They are float32, bfloat16 or float16, of one dtype, which the result has. A float32 weight or bias of a
+    half-precision x is rounded to x's dtype, and its gradient is float32. Under autocast all operands are first cast to
+    its dtype, as torch's linear casts them: by "cuda" and "triton" in each call, while PyTorch, which "auto" takes
+    then, keeps its casts of parameters.
 
     ``activation`` is None or "none", "relu", "gelu", "gelu_tanh" or "silu". The CUDA and Triton backends sum in fp32
     and apply bias and activation before they round (on GPUs before 9.0, and for float32 operands, after). For gelu,
@@ -60,8 +68,13 @@ def linear(
     name = "none" if activation is None else activation
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, must be None or one of {', '.join(ACTIVATIONS)}")
+    to = autocast_dtype(x)
+    if to is None:
+        weight, bias = narrowed(x, weight, bias)  # type: ignore[assignment]
+    elif backend in ("cuda", "triton"):
+        x, weight, bias = cast(to, x, weight, bias)
     if backend == "auto":
-        backend = _choose(x, weight, bias, name)
+        backend = "torch" if to not in (None, x.dtype) else _choose(x, weight, bias, name)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)

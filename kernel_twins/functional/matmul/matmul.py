@@ -12,6 +12,8 @@ from torch import Tensor
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
+    autocast_dtype,
+    cast,
     constant,
     cuda_operator,
     fastest,
@@ -34,17 +36,24 @@ if _cuda_operator is not None:
     register_vmap("matmul", product_rule)
 
 
-def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtype | None = None) -> Tensor:
+def matmul(
+    a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtype | None = None, autocast: bool = True
+) -> Tensor:
     """The product of a and b, as ``torch.matmul`` reads their shapes: vectors, matrices, and batches that broadcast.
 
     a and b share one dtype, float32, bfloat16 or float16, and one device, and have any strides. Sums are in fp32.
     float32 operands are multiplied in true fp32, unless PyTorch computes them with TF32 on; "auto" avoids that except
-    for batches. The result is contiguous and has the operands' dtype, also under autocast, or ``out_dtype``, which may
-    be torch.float32 for half operands. Gradients have the operands' dtype; there is no forward mode. If b is one
-    matrix, a's leading dimensions become rows of one product. Other batches take one launch for each product, if every
-    product has as many tiles of 128 x 256 as the GPU has SMs and K is 1024 or more; else torch.bmm, by PyTorch's
-    settings. torch.func.vmap makes of its examples more rows of a or columns of b, if the other operand is not batched,
-    else a batch.
+    for batches. The result is contiguous and has the operands' dtype, or ``out_dtype``, which may be torch.float32 for
+    half operands. Gradients have the operands' dtype; there is no forward mode.
+
+    Under autocast operands are first cast to its dtype, as torch.matmul casts them: by "cuda" and "triton" in each
+    call, while PyTorch, which "auto" takes then, keeps its casts of parameters. With ``autocast=False`` they stay as
+    they are, so that float32 is true fp32 there, too.
+
+    If b is one matrix, a's leading dimensions become rows of one product. Other batches take one launch for each
+    product, if every product has as many tiles of 128 x 256 as the GPU has SMs and K is 1024 or more; else torch.bmm,
+    by PyTorch's settings. torch.func.vmap makes of its examples more rows of a or columns of b, if the other operand is
+    not batched, else a batch.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
     sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph only the GPU's counts: name a backend).
@@ -54,6 +63,10 @@ def matmul(a: Tensor, b: Tensor, *, backend: str = "auto", out_dtype: torch.dtyp
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
+    if autocast and (to := autocast_dtype(a)) is not None and (a.dtype != to or getattr(b, "dtype", to) != to):
+        if backend in ("auto", "torch") and out_dtype is None:
+            return torch.matmul(a, b)
+        a, b = cast(to, a, b)
     if backend == "auto":
         backend = _choose(a, b, out_dtype)
     if backend == "cuda":

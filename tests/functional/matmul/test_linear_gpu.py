@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -115,3 +117,76 @@ def test_registrations_and_graphs(activation) -> None:
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()
         assert torch.equal(compiled(x).clone(), right)
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["auto", "cuda", "triton", "torch"])
+
+
+@BACKENDS
+def test_under_autocast_products_are_pytorchs(backend) -> None:
+    for dtypes in [(torch.float32,) * 3, (torch.bfloat16, torch.float32, torch.float32), (torch.float16,) * 3]:
+        given = [
+            each.detach().to(dtype).requires_grad_() for each, dtype in zip(operands(129, 256, 64), dtypes, strict=True)
+        ]
+        x, weight, bias = given
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            found = (
+                kernel_twins.linear(x, weight, bias, "gelu", backend),
+                kernel_twins.matmul(x, weight.mT, backend=backend),
+            )
+            right = expected_under_autocast(x, weight, bias), torch.matmul(x, weight.mT)
+        for ours, theirs in zip(found, right, strict=True):
+            assert ours.dtype == theirs.dtype == torch.bfloat16
+            torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+        got, wanted = (torch.autograd.grad(sum(each.float().sum() for each in outs), given) for outs in (found, right))
+        assert [each.dtype for each in got] == list(dtypes)
+        for each, other in zip(got, wanted, strict=True):
+            assert (each - other).float().norm() <= 2e-2 * other.float().norm()
+
+
+def expected_under_autocast(x, weight, bias):
+    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
+
+
+@BACKENDS
+def test_matmul_stays_true_fp32_under_autocast_if_asked(backend) -> None:
+    x, weight, _ = operands(129, 256, 64, torch.float32)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = kernel_twins.matmul(x, weight.mT, backend=backend, autocast=False)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.double(), x.double() @ weight.double().mT, rtol=1e-5, atol=1e-5)
+
+
+@BACKENDS
+def test_float32_weights_are_read_in_the_dtype_of_x(backend) -> None:
+    x, weight, bias = operands(129, 256, 64)
+    wide = weight.float().requires_grad_(), bias.float().requires_grad_()
+    out = kernel_twins.linear(x, *wide, "gelu", backend)
+    assert torch.equal(out, kernel_twins.linear(x, weight, bias, "gelu", backend))
+    assert [each.dtype for each in torch.autograd.grad(out.sum(), wide)] == [torch.float32] * 2
+
+
+@pytest.mark.parametrize("backend", ["auto", "cuda", "triton"])
+@pytest.mark.parametrize(
+    "batched", [(True, False, False), (False, True, True), (True, True, True), (False, False, True)]
+)
+def test_vmap_is_no_loop(backend, batched) -> None:
+    """One launch for all examples, and no warning."""
+    given = [
+        torch.stack([each * (i + 1) for i in range(5)]) if has else each
+        for each, has in zip(operands(33, 64, 128), batched, strict=True)
+    ]
+    in_dims = tuple(0 if has else None for has in batched)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = torch.func.vmap(lambda x, weight, bias: kernel_twins.linear(x, weight, bias, "gelu", backend), in_dims)(
+            *given
+        )
+        products = torch.func.vmap(lambda x, weight, _: kernel_twins.matmul(x, weight.mT, backend=backend), in_dims)(
+            *given
+        )
+    right = torch.func.vmap(lambda *each: torch.nn.functional.gelu(torch.nn.functional.linear(*each)), in_dims)(*given)
+    torch.testing.assert_close(found, right, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(
+        products, torch.func.vmap(lambda x, weight, _: x @ weight.mT, in_dims)(*given), rtol=2e-2, atol=2e-2
+    )
