@@ -74,7 +74,12 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """``kernel_twins.rms_norm`` by ``backend``, with torch.nn.RMSNorm's parameter and state dict; see ``LayerNorm``."""
+    """``kernel_twins.rms_norm`` by ``backend``, with torch.nn.RMSNorm's parameter and state dict; see ``LayerNorm``.
+
+    ``offset`` is added to the weight, which begins at 1 - offset: with 1.0 it is kept as a distance from 1.
+    """
+
+    offset = 0.0  # until the first parameters are made
 
     def __init__(
         self,
@@ -84,15 +89,34 @@ class RMSNorm(nn.RMSNorm):
         device: Any = None,
         dtype: Any = None,
         backend: str = "auto",
+        *,
+        offset: float = 0.0,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        if offset and not elementwise_affine:
+            raise ValueError(f"offset is {offset}, must be 0.0 without a weight: pass elementwise_affine=True")
         self.backend = _known(backend)
+        self.offset = offset
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        if self.elementwise_affine:
+            nn.init.constant_(self.weight, 1.0 - self.offset)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        return rms_norm(x, self.normalized_shape, self.weight, self.eps, residual=residual, backend=self.backend)
+        return rms_norm(
+            x,
+            self.normalized_shape,
+            self.weight,
+            self.eps,
+            residual=residual,
+            offset=self.offset,
+            backend=self.backend,
+        )
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, backend={self.backend!r}"
+        offset = f", offset={self.offset}" if self.offset else ""
+        return f"{super().extra_repr()}{offset}, backend={self.backend!r}"
 
 
 class CrossEntropyLoss(nn.Module):

@@ -21,6 +21,7 @@ from kernel_twins.functional.backends import (
     expected,
     is_differentiated,
     is_on_gpu,
+    narrowed,
     refuse_gradients,
     register_vmap,
     require_gpu,
@@ -77,11 +78,13 @@ def layer_norm(
     ``normalized_shape`` holds their sizes, or is the size of the last one. weight and bias have that shape. With a
     ``residual`` of x's shape, the norm is that of x + residual, rounded to x's dtype, and the result is (y, added).
 
-    All tensors share one dtype, float32, bfloat16 or float16; x and residual have any strides. Results have x's shape
-    and dtype, are computed in fp32, and are contiguous from the CUDA and Triton backends; PyTorch's have the strides
-    that its operations give them. x and residual are copied only if their rows are not contiguous, or not equally far
-    apart. Under CUDA's autocast the result is float32, as PyTorch's. There are backward gradients of any order, but no
-    forward mode; weight's and bias's are summed in a fixed order.
+    All tensors share one dtype, float32, bfloat16 or float16; float32 weights of a half-precision x are rounded to x's
+    dtype, and their gradients are float32 (backend="torch" of rms_norm, and PyTorch on a CPU, read them as they are).
+    x and residual have any strides. Results have x's shape and dtype, are computed in fp32, and are contiguous from the
+    CUDA and Triton backends; PyTorch's have the strides that its operations give them. x and residual are copied only
+    if their rows are not contiguous, or not equally far apart. Under CUDA's autocast the result is float32, as
+    PyTorch's. There are backward gradients of any order, but no forward mode; weight's and bias's are summed in a fixed
+    order.
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
@@ -102,6 +105,7 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: None = None,
+    offset: float = 0.0,
     backend: str = "auto",
 ) -> Tensor: ...
 @overload
@@ -112,6 +116,7 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor,
+    offset: float = 0.0,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]: ...
 def rms_norm(
@@ -121,12 +126,20 @@ def rms_norm(
     eps: float | None = None,
     *,
     residual: Tensor | None = None,
+    offset: float = 0.0,
     backend: str = "auto",
 ) -> Result:
     """``x / sqrt(mean(x * x) + eps) * weight`` over the last dimensions, as torch's rms_norm; else as ``layer_norm``.
 
     An ``eps`` of None is float32's, also for narrower dtypes, as in PyTorch. Autocast changes nothing here.
+
+    ``offset`` is added to weight, as models need whose weight is kept as a distance from 1. The sum is computed in fp32
+    in each call, and rounded to x's dtype; its gradient is weight's.
     """
+    if offset:
+        if weight is None:
+            raise ValueError(f"offset is {offset}, must be 0.0 without a weight: pass one, such as zeros")
+        weight = weight + offset
     return _norm("rms_norm", x, normalized_shape, (weight,), eps, residual, backend)
 
 
@@ -135,9 +148,11 @@ def _norm(
 ) -> Result:
     if isinstance(shape, int):
         shape = (shape,)
+    if not (_widens(name, x) or _takes_wide_weights(name, x, backend)):
+        affine = narrowed(x, *affine)
     if backend == "auto":
         backend = _choose(name, x, shape, affine, residual)
-    if residual is not None and is_on_gpu(x) and _widens(name, x.dtype):
+    if residual is not None and is_on_gpu(x) and _widens(name, x):
         # The sum has the operands' dtype, and the norm is float32, as PyTorch's.
         added = x + residual
         return _norm(name, added, shape, affine, eps, None, backend), added  # type: ignore[return-value]
@@ -171,9 +186,16 @@ def _by_triton() -> Callable[[str, Tensor, Tensor | None, Sequence[int], Affine,
     return triton_norm.norm
 
 
-def _widens(name: str, dtype: torch.dtype) -> bool:
+def _takes_wide_weights(name: str, x: Tensor, backend: str) -> bool:
+    """Whether this is PyTorch's call that multiplies float32 weights in fp32, whatever x's dtype."""
+    if backend in ("cuda", "triton"):
+        return False
+    return (backend == "torch" and name == "rms_norm") or not (isinstance(x, Tensor) and x.is_cuda)
+
+
+def _widens(name: str, x: Tensor) -> bool:
     """Whether autocast makes x on a GPU wider, as it does for PyTorch's layer_norm."""
-    return name == "layer_norm" and dtype in HALF and torch.is_autocast_enabled("cuda")
+    return name == "layer_norm" and torch.is_autocast_enabled("cuda") and isinstance(x, Tensor) and x.dtype in HALF
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -186,7 +208,7 @@ def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual
     if not is_on_gpu(x):
         return "torch"
     dtype, device = x.dtype, x.device
-    if dtype not in _DTYPES or _widens(name, dtype):
+    if dtype not in _DTYPES or _widens(name, x):
         return "torch"
     for each in (*affine, residual):
         if each is not None and not (is_on_gpu(each) and each.dtype == dtype and each.device == device):

@@ -30,7 +30,7 @@ from kernel_twins.functional import backends  # noqa: E402
 from kernel_twins.functional.expected import Problem, rows  # noqa: E402
 from kernel_twins.functional.norm import norm  # noqa: E402
 from kernel_twins.spec import Case  # noqa: E402
-from tests.sides import as_interpreted, cuda_library  # noqa: E402
+from tests.sides import as_interpreted, cuda_library, cuda_takes_the_cpu  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[3]
 EPS = 1e-3  # large enough to be missed
@@ -824,6 +824,87 @@ def test_devices_backends_and_others_than_tensors_are_refused(name) -> None:
     for wrong in (lambda: function(no_tensor, 5), lambda: function(x, 4), lambda: function(x, ())):
         with pytest.raises((TypeError, RuntimeError)):  # in PyTorch's words
             wrong()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Weights of another dtype, or with an offset
+# ----------------------------------------------------------------------------------------------------------------------
+
+BACKENDS = pytest.mark.parametrize("backend", ["named", "torch", "auto"])
+BY_COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+
+
+def in_graph(call, compiled):
+    torch.compiler.reset()
+    return torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+
+
+def named(operators, monkeypatch, backend):
+    if operators.backend == "cuda":
+        cuda_takes_the_cpu(monkeypatch)
+    return operators.backend if backend == "named" else backend
+
+
+@BACKENDS
+@BY_COMPILED
+@BY_RESIDUAL
+@BY_NAME
+def test_float32_weights_of_a_half_precision_x(operators, monkeypatch, name, adds, compiled, backend) -> None:
+    """They are read in x's dtype (by PyTorch on a CPU as they are), and their gradients are float32."""
+    backend = named(operators, monkeypatch, backend)
+    x = values((3, 5), torch.bfloat16, requires_grad=True)
+    residual = values((3, 5), torch.bfloat16, requires_grad=True, seed=1) if adds else None
+    affine = weights(name, (5,), requires_grad=True)
+
+    def call(x, residual, *affine):
+        return getattr(kernel_twins, name)(x, 5, *affine, eps=EPS, residual=residual, backend=backend)
+
+    out = tensors(in_graph(call, compiled)(x, residual, *affine))
+    right = tensors(pytorchs(name, x, (5,), affine, residual))
+    assert [each.dtype for each in out] == [each.dtype for each in right]
+    torch.testing.assert_close(out, right, rtol=2e-2, atol=2e-2)
+    wanted = present(x, residual, *affine)
+    got, expected = (torch.autograd.grad(each[0].float().square().sum(), wanted) for each in (out, right))
+    assert [each.dtype for each in got] == [each.dtype for each in wanted]
+    torch.testing.assert_close(got, expected, rtol=5e-2, atol=5e-2)
+
+
+@BACKENDS
+@BY_COMPILED
+def test_an_offset_is_added_to_the_weight_of_rms_norm(operators, monkeypatch, compiled, backend) -> None:
+    backend = named(operators, monkeypatch, backend)
+
+    def call(x, weight):
+        return kernel_twins.rms_norm(x, 5, weight, EPS, offset=1.0, backend=backend)
+
+    call = in_graph(call, compiled)
+    for dtype, of_weight in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, None)):
+        x = values((3, 5), dtype, requires_grad=True)
+        weight = values((5,), of_weight or torch.float32, requires_grad=True, seed=2)
+        y, right = call(x, weight), torch.nn.functional.rms_norm(x, (5,), (weight + 1).to(dtype), EPS)
+        assert y.dtype == dtype
+        near = {} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(y, right, **near)
+        got, expected = (torch.autograd.grad(each.float().square().sum(), (x, weight)) for each in (y, right))
+        assert [each.dtype for each in got] == [x.dtype, weight.dtype]
+        torch.testing.assert_close(got, expected, **({"rtol": 5e-2, "atol": 5e-2} if near else {}))
+
+
+def test_an_offset_needs_a_weight() -> None:
+    with pytest.raises(ValueError, match=r"^offset is 1.0, must be 0.0 without a weight: pass one, such as zeros$"):
+        kernel_twins.rms_norm(values((3, 5)), 5, offset=1.0)
+    with pytest.raises(ValueError, match=r"^offset is 1.0, must be 0.0 without a weight: pass elementwise_affine=Tr"):
+        kernel_twins.nn.RMSNorm(5, elementwise_affine=False, offset=1.0)
+
+
+def test_a_module_with_an_offset_begins_as_one_without() -> None:
+    module, x = kernel_twins.nn.RMSNorm(5, offset=1.0), values((3, 5))
+    assert module.weight.tolist() == [0.0] * 5
+    torch.testing.assert_close(module(x), torch.nn.RMSNorm(5)(x))
+    torch.nn.init.normal_(module.weight)
+    module.reset_parameters()
+    assert module.weight.tolist() == [0.0] * 5
+    assert repr(module) == "RMSNorm((5,), eps=None, elementwise_affine=True, offset=1.0, backend='auto')"
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -448,20 +448,19 @@ def test_other_dtypes_are_pytorchs_or_refused(backend, name) -> None:
     narrow, wide = values(5, seed=2), values(5, dtype=torch.float32, seed=2)
     if backend in ("auto", "torch"):
         assert torch.equal(called(name, backend, double, (5,)), pytorchs(name, double, (5,)))
-        for x, weight in ((half, wide), (double, wide)):
-            try:
-                right = pytorchs(name, x, (5,), (weight,))
-            except RuntimeError as error:
-                with pytest.raises(RuntimeError, match=re.escape(str(error).splitlines()[0])):
-                    called(name, backend, x, (5,), (weight,))
-            else:
-                assert torch.equal(called(name, backend, x, (5,), (weight,)), right)
+        try:
+            right = pytorchs(name, double, (5,), (wide,))
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=re.escape(str(error).splitlines()[0])):
+                called(name, backend, double, (5,), (wide,))
+        else:
+            assert torch.equal(called(name, backend, double, (5,), (wide,)), right)
         return
     with pytest.raises(TypeError, match=r"^x is torch.float64, must be torch.float32 or .* call x.to"):
         called(name, backend, double, (5,))
     remedy = r"call weight.to\(x.dtype\), or pass backend='torch'$"
-    with pytest.raises(TypeError, match=rf"^weight is torch.float32, must be torch.bfloat16 like x: {remedy}"):
-        called(name, backend, half, (5,), (wide,))
+    with pytest.raises(TypeError, match=rf"^weight is torch.bfloat16, must be torch.float32 like x: {remedy}"):
+        called(name, backend, half.float(), (5,), (narrow,))
     with pytest.raises(TypeError, match=r"^residual is torch.float32, must be torch.bfloat16 like x: "):
         called(name, backend, half, (5,), (narrow,), half.float())
 
@@ -728,6 +727,36 @@ def test_autocast_changes_dtypes_as_pytorchs(backend, name, adds) -> None:
             assert (each - other).float().norm() <= 2e-2 * other.float().norm()
         with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16):
             assert tensors(called(name, backend, x, (257,), affine, residual))[0].dtype == right[0].dtype
+
+
+@ALL
+@BY_NAME
+@BY_RESIDUAL
+def test_float32_weights_are_read_in_the_dtype_of_x(backend, name, adds) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        x = values(33, 257, dtype=dtype, requires_grad=True)
+        residual = values(33, 257, dtype=dtype, requires_grad=True, seed=1) if adds else None
+        narrow = weights(name, (257,), dtype)
+        wide = [each.float().requires_grad_() for each in narrow]
+        out = tensors(called(name, backend, x, (257,), wide, residual))
+        read = wide if (backend, name) == ("torch", "rms_norm") else narrow
+        right = tensors(called(name, backend, x, (257,), read, residual))
+        assert all(torch.equal(*each) for each in zip(out, right, strict=True))
+        assert [each.dtype for each in torch.autograd.grad(out[0].sum(), wide)] == [torch.float32] * len(wide)
+
+
+@ALL
+def test_an_offset_is_added_to_the_weight_of_rms_norm(backend) -> None:
+    for dtype, of_weight in ((torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, None)):
+        x = values(33, 257, dtype=dtype)
+        weight = values(257, dtype=of_weight or torch.float32, requires_grad=True, seed=2)
+        y = kernel_twins.rms_norm(x, 257, weight, 1e-6, offset=1.0, backend=backend)
+        right = torch.nn.functional.rms_norm(x.double(), (257,), weight.double() + 1, 1e-6)
+        assert y.dtype == dtype
+        near = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(y.double(), right, rtol=near, atol=near)
+        (dweight,) = torch.autograd.grad(y.sum(), weight)
+        assert dweight.dtype == weight.dtype
 
 
 @ALL
