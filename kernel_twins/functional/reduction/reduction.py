@@ -99,7 +99,7 @@ def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str, dtype
     if dtype is not None and backend != "torch":
         return in_dtype(lambda x: _reduced(x, dim, keepdim, backend, kind), x, dtype, backend)
     if backend == "torch":
-        return _PYTORCHS[kind](x, dim, keepdim) if dtype is None else torch.sum(x, dim, keepdim, dtype=dtype)
+        return _PYTORCHS[kind](x, dim, keepdim) if dtype is None else _PYTORCHS[kind](x, dim, keepdim, dtype=dtype)
     dims = () if dim is None else (dim,) if isinstance(dim, int) else _dims(dim, kind)
     if backend == "cuda":
         if _cuda_operator is None:

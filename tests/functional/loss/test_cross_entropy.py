@@ -729,7 +729,7 @@ def test_classes_in_int32_are_read_as_in_int64(operators, monkeypatch, backend, 
         torch.testing.assert_close(loss, right)
         torch.testing.assert_close(torch.autograd.grad(loss, x)[0], dx)
     torch.compiler.reset()
-    compiled = torch.compile(lambda *given: ours(*given, backend=backend), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda x, target: ours(x, target, backend=backend), fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, target.int()), right)
     if len(shape) == 2:
         gradient = x.detach().clone()
