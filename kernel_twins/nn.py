@@ -1,4 +1,7 @@
-"""Modules of the public functions, named and shaped like torch.nn's. This module imports torch."""
+"""Modules of the public functions, named and shaped like torch.nn's, and what puts them into a model: ``replace_``.
+
+This module imports torch.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from kernel_twins.functional.dropout.dropout import dropout_add, require_options
 from kernel_twins.functional.loss.cross_entropy import cross_entropy
 from kernel_twins.functional.norm.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax.softmax import log_softmax, softmax
+from kernel_twins.swap.replace import replace_ as replace_
+from kernel_twins.swap.replace import restore_ as restore_
 
 
 def _known(backend: str) -> str:
