@@ -127,8 +127,8 @@ class RMSNorm(nn.RMSNorm):
 class CrossEntropyLoss(nn.Module):
     """``kernel_twins.cross_entropy`` by ``backend``, with torch.nn.CrossEntropyLoss's state dict.
 
-    ``weight``, one number for each class, comes first as there; it is PyTorch's alone, so ``backend`` is then "auto",
-    which leaves it to PyTorch, or "torch".
+    ``weight``, one number for each class, comes first as there; "auto" leaves it to PyTorch, and "cuda" and "triton"
+    take it without label smoothing.
     """
 
     weight: Tensor | None

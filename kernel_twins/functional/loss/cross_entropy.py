@@ -33,9 +33,10 @@ from kernel_twins.functional.loss.shared import (
     batching_rule,
     has_rows_apart,
     in_place_batching_rule,
+    weighted,
 )
 from kernel_twins.functional.rows import rows_of
-from kernel_twins.ops.tensors import DTYPE
+from kernel_twins.ops.tensors import DTYPE, require_device
 
 _TARGET_DTYPES = (torch.int64, torch.uint8)  # those that PyTorch takes for classes
 _INTEGERS = (int, torch.SymInt, numbers.Integral)  # isinstance tries them in order, and the last is slow
@@ -59,8 +60,9 @@ def cross_entropy(
     input is (N, C), (C,) or (N, C, d1, ...), float32, bfloat16 or float16, with any strides; target has its shape
     without C and is int64, or int32, which is first copied into int64. No probability is stored: the backward pass
     keeps input itself and one number a row. input is copied only if classes are not contiguous or rows are not equally
-    far apart, as with a d1. Only PyTorch takes a ``weight`` or probabilities as target; the other backends need
-    weight=None and classes.
+    far apart, as with a d1. ``weight``, (C,), holds a factor for the rows of each class; a mean is divided by the sum
+    of these factors. With "cuda" and "triton" it is PyTorch that multiplies rows' losses, and label_smoothing must then
+    be 0. Only PyTorch takes probabilities as target.
 
     The loss has input's dtype, or float32 under CUDA's autocast, which does not cast input. It is computed in fp32 and
     summed in a fixed order. Rows with the target ``ignore_index`` do not count, whatever they hold; the mean of no rows
@@ -73,8 +75,8 @@ def cross_entropy(
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between rows of like number, length and layout, with the backward pass where input requires
     grad. It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
-    torch.func's transforms, for input that would be copied, and for arguments that the others refuse: other dtypes,
-    weights and probabilities, tensors on a CPU, and empty ones. Of the transforms the others take vmap, with the rows
+    torch.func's transforms, for input that would be copied, for a weight, and for arguments that the others refuse:
+    other dtypes, probabilities, tensors on a CPU, and empty ones. Of the transforms the others take vmap, with the rows
     of all examples in one call.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
@@ -90,7 +92,9 @@ def cross_entropy(
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
-        _require(input, target, weight, ignore_index, reduction, backend)
+        _require(input, target, ignore_index, reduction, backend)
+        if weight is not None:
+            return _weighted(input, target, weight, ignore_index, reduction, label_smoothing, backend)
         loss: Tensor
         try:
             loss = _cuda_operator(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
@@ -100,7 +104,9 @@ def cross_entropy(
         return loss
     if backend == "triton":
         of_triton = _by_triton()
-        _require(input, target, weight, ignore_index, reduction, backend)
+        _require(input, target, ignore_index, reduction, backend)
+        if weight is not None:
+            return _weighted(input, target, weight, ignore_index, reduction, label_smoothing, backend)
         return of_triton(input, target, ignore_index, reduction, label_smoothing)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
 
@@ -147,11 +153,11 @@ def cross_entropy_gradient_(
     if backend == "cuda":
         if _cuda_gradient is None:
             raise UnavailableError(_no_cuda)
-        _require(input, target, None, ignore_index, reduction, backend)
+        _require(input, target, ignore_index, reduction, backend)
         return _cuda_gradient(input, target, ignore_index, REDUCTIONS[reduction], label_smoothing)
     if backend == "triton":
         of_triton = _by_triton()
-        _require(input, target, None, ignore_index, reduction, backend)
+        _require(input, target, ignore_index, reduction, backend)
         return of_triton(input, target, ignore_index, reduction, label_smoothing, in_place=True)
     raise ValueError(f"backend is {backend!r}, must be one of {', '.join(BACKENDS)}")
 
@@ -161,6 +167,46 @@ def _by_triton() -> Operator:
     from kernel_twins.functional.loss import triton_cross_entropy
 
     return triton_cross_entropy.cross_entropy
+
+
+def _weighted(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    backend: str,
+) -> Tensor:
+    """The loss with weights of classes, from rows' losses by a kernel."""
+    if label_smoothing:
+        raise ValueError(
+            f"label_smoothing is {label_smoothing}, must be 0.0 with a weight for backend={backend!r}: "
+            f"pass backend='torch'"
+        )
+    if not isinstance(weight, Tensor):
+        raise TypeError(
+            f"weight is a {type(weight).__name__}, must be a torch.Tensor or None: "
+            f"call torch.as_tensor(weight, device=input.device)"
+        )
+    require_device("weight", weight, "input", logits)
+    n = logits.shape[min(1, logits.dim() - 1)] if logits.dim() else 0
+    if weight.shape != (n,):
+        raise ValueError(
+            f"weight has shape {tuple(weight.shape)}, must have ({n},): one factor for each class of input"
+        )
+    if backend == "cuda":
+        try:
+            losses, *_ = torch.ops.kernel_twins.cross_entropy.default(
+                logits, target, ignore_index, REDUCTIONS["none"], 0.0, True
+            )
+        except RuntimeError:
+            refuse_gradients("kernel_twins.cross_entropy", logits)
+            raise
+    else:
+        losses = _by_triton()(logits, target, ignore_index, "none", 0.0, fp32_loss=True)
+    loss = weighted(losses, target, weight, ignore_index, reduction)
+    return loss if logits.is_cuda and torch.is_autocast_enabled("cuda") else loss.to(logits.dtype)
 
 
 def _as_classes(target: Tensor) -> Tensor:
@@ -223,12 +269,8 @@ def _require_smoothing(label_smoothing: float) -> None:
         )
 
 
-def _require(logits: Tensor, target: Tensor, weight: object, ignore_index: int, reduction: str, backend: str) -> None:
+def _require(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, backend: str) -> None:
     """TypeError or ValueError for arguments that our kernels do not take."""
-    if weight is not None:
-        raise ValueError(
-            f"weight is a {type(weight).__name__}, must be None for backend={backend!r}: pass backend='torch'"
-        )
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction is {reduction!r}, must be one of {', '.join(REDUCTIONS)}")
     if not isinstance(target, Tensor):

@@ -38,6 +38,21 @@ def has_rows_apart(logits: Tensor) -> bool:
     return True
 
 
+def weighted(losses: Tensor, target: Tensor, weight: Tensor, ignore_index: int, reduction: str) -> Tensor:
+    """Rows' losses in fp32 times the weights of their classes, reduced: a mean's divisor is the sum of these weights.
+
+    The loss of a row that does not count is 0, and that of one whose target is no class is NaN.
+    """
+    is_class = (target >= 0) & (target < weight.shape[0])
+    known = target.where(is_class, 0)
+    # Not weight[known]: of a single row that would bring the class to the host.
+    of_rows = weight.float().index_select(0, known.reshape(-1)).view(known.shape).where(target != ignore_index, 0.0)
+    losses = losses * of_rows
+    if reduction == "none":
+        return losses
+    return losses.sum() / of_rows.sum() if reduction == "mean" else losses.sum()
+
+
 def require_one_gradient(reduction: int) -> None:
     """ValueError if the rows' losses are not reduced to one."""
     if reduction not in (REDUCTIONS["mean"], REDUCTIONS["sum"]):

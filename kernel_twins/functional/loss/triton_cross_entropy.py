@@ -47,7 +47,13 @@ _MEAN = REDUCTIONS["mean"]
 
 
 def cross_entropy(
-    logits: Tensor, target: Tensor, ignore_index: int, reduction: str, label_smoothing: float, in_place: bool = False
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    in_place: bool = False,
+    fp32_loss: bool = False,
 ) -> Tensor:
     """Runs the last Triton step on tensors on a GPU. It bypasses the operator, which is slow to dispatch, if it can.
 
@@ -56,7 +62,8 @@ def cross_entropy(
     compiling = torch.compiler.is_compiling()  # Triton launches cannot be traced
     if not compiling and not triton.knobs.runtime.interpret:
         require_gpu("input", logits, "triton")
-    widens = logits.dtype in HALF and torch.is_autocast_enabled("cuda")  # autocast widens the loss, as PyTorch's
+    # Autocast widens the loss, as PyTorch's.
+    widens = fp32_loss or (logits.dtype in HALF and torch.is_autocast_enabled("cuda"))
     arguments = logits, target, ignore_index, REDUCTIONS[reduction], float(label_smoothing), widens
     if not compiling:
         if is_plain(logits, target):

@@ -737,6 +737,64 @@ def test_classes_in_int32_are_read_as_in_int64(operators, monkeypatch, backend, 
         torch.testing.assert_close((loss, gradient), (right.detach(), dx))
 
 
+@BY_REDUCTION
+@pytest.mark.parametrize("shape", [(3, 5), (5,), (2, 5, 3)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_weights_of_classes(operators, monkeypatch, reduction, shape, dtype) -> None:
+    """Also of the module, in a graph, in a batch, and where the ignored class, or every row, has the weight 0."""
+    if operators.name == "cuda":
+        cuda_takes_the_cpu(monkeypatch)
+    torch.compiler.reset()
+
+    def call(x: Any, target: Any, weight: Any, ignore_index: int = IGNORED) -> Any:
+        return kernel_twins.cross_entropy(
+            x, target, weight, reduction=reduction, ignore_index=ignore_index, backend=operators.name
+        )
+
+    x, target = values(shape, dtype, requires_grad=True), classes(shape)
+    weight = values((5,), seed=3).abs()
+    module = kernel_twins.nn.CrossEntropyLoss(weight, reduction=reduction, backend=operators.name)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    right = torch.nn.functional.cross_entropy(x.float(), target, weight, reduction=reduction)
+    (dx,) = torch.autograd.grad(right.sum(), x)
+    for loss in (call(x, target, weight), compiled(x, target, weight), module(x, target)):
+        assert loss.dtype == dtype
+        torch.testing.assert_close(loss.float(), right, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(torch.autograd.grad(loss.sum(), x)[0], dx, rtol=2e-2, atol=1e-2)
+    batch = torch.stack([x.detach(), 2 * x.detach()])
+    found = torch.func.vmap(call, (0, None, None))(batch, target, weight)
+    torch.testing.assert_close(found, torch.stack([call(each, target, weight) for each in batch]))
+    known = target.clamp(min=0)
+    for ignored, of in ((int(known.view(-1)[0]), weight), (IGNORED, torch.zeros(5))):
+        right = torch.nn.functional.cross_entropy(x.float(), known, of, reduction=reduction, ignore_index=ignored)
+        found = call(x, known, of, ignored).float()
+        torch.testing.assert_close(found, right, rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_weights_that_the_kernels_do_not_take(operators, monkeypatch) -> None:
+    if operators.name == "cuda":
+        cuda_takes_the_cpu(monkeypatch)
+    given = values((3, 5)), classes((3, 5))
+    for weight, smoothing, error, said in (
+        (torch.ones(5), 0.1, ValueError, r"^label_smoothing is 0.1, must be 0.0 with a weight for backend='\w+': pass"),
+        ([1.0] * 5, 0.0, TypeError, r"^weight is a list, must be a torch.Tensor or None: call torch.as_tensor"),
+        (
+            torch.ones(4),
+            0.0,
+            ValueError,
+            r"^weight has shape \(4,\), must have \(5,\): one factor for each class of in",
+        ),
+        (torch.ones(5, device="meta"), 0.0, ValueError, r"^weight is on meta, must be on cpu like input"),
+    ):
+        with pytest.raises(error, match=said):
+            kernel_twins.cross_entropy(
+                *given,
+                weight,  # type: ignore[arg-type]
+                label_smoothing=smoothing,
+                backend=operators.name,
+            )
+
+
 def test_autocast_of_the_cpu_changes_no_dtype(operators) -> None:
     x, target = values((3, 5), torch.bfloat16), classes((3, 5))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -782,10 +840,6 @@ def test_what_only_pytorch_does_is_refused_by_name(backend) -> None:
     else:
         pytest.importorskip("triton")
     x, target = values((3, 5)), classes((3, 5))
-    with pytest.raises(
-        ValueError, match=rf"^weight is a Tensor, must be None for backend='{backend}': pass backend='to"
-    ):
-        kernel_twins.cross_entropy(x, target, torch.ones(5), backend=backend)
     with pytest.raises(TypeError, match=r"^target is torch.float32, must be torch.int64, classes and not their probab"):
         kernel_twins.cross_entropy(x, torch.softmax(x, 1), backend=backend)
     with pytest.raises(ValueError, match=r"^reduction is 'median', must be one of none, mean, sum$"):
@@ -846,7 +900,7 @@ def test_the_module_takes_class_weights_first_as_pytorchs() -> None:
     with pytest.raises(TypeError, match=r"^weight is 2, must be None or a torch.Tensor .* name the arguments that"):
         kernel_twins.nn.CrossEntropyLoss(2)  # type: ignore[arg-type]
     cuda_library()
-    with pytest.raises(ValueError, match=r"^weight is a Tensor, must be None for backend='cuda'"):
+    with pytest.raises(ValueError, match=r"^input is on cpu, must be on a CUDA device for backend='cuda'"):
         kernel_twins.nn.CrossEntropyLoss(weight, backend="cuda")(x, target)
 
 

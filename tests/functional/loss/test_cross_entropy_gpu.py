@@ -557,6 +557,21 @@ def test_classes_in_int32_are_read_as_in_int64(backend, reduction) -> None:
         assert torch.equal(found, same)
 
 
+@ALL
+@BY_REDUCTION
+def test_weights_of_classes(backend, reduction) -> None:
+    for dtype in DTYPES:
+        x = values(33, 257, dtype=dtype, requires_grad=True)
+        target, weight = classes(x), torch.rand(257, device="cuda").to(dtype)
+        loss = kernel_twins.cross_entropy(x, target, weight, reduction=reduction, backend=backend)
+        right = torch.nn.functional.cross_entropy(x.double(), target, weight.double(), reduction=reduction)
+        assert loss.dtype == dtype
+        near = 1e-5 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(loss.double(), right, rtol=near, atol=near)
+        got, wanted = (torch.autograd.grad(each.sum(), x)[0] for each in (loss, right))
+        torch.testing.assert_close(got, wanted, rtol=near, atol=near)
+
+
 @OURS
 def test_streams_run_at_once(backend) -> None:
     given = [(x, classes(x)) for x in (values(9_000, 512, seed=seed) for seed in range(2))]
