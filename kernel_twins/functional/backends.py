@@ -260,15 +260,21 @@ def in_dtype(call: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, ba
 
 def narrowed(x: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
     """float32 weights of a half-precision x in its dtype, which the kernels read; their gradients come in float32."""
-    if not isinstance(x, Tensor) or x.dtype not in HALF:
-        return weights
-    return tuple(
-        each.to(x.dtype) if isinstance(each, Tensor) and each.dtype == torch.float32 else each for each in weights
-    )
+    if isinstance(x, Tensor) and x.dtype in HALF:
+        for each in weights:  # a loop is faster than any() of a generator
+            if isinstance(each, Tensor) and each.dtype == torch.float32:
+                is_wide = [isinstance(one, Tensor) and one.dtype == torch.float32 for one in weights]
+                return tuple(
+                    one.to(x.dtype) if one is not None and wide else one
+                    for one, wide in zip(weights, is_wide, strict=True)
+                )
+    return weights
 
 
 def autocast_dtype(operand: Any) -> torch.dtype | None:
     """The dtype to which PyTorch's products cast such operands; None without autocast for their device."""
+    if not torch._C._is_any_autocast_enabled():  # faster than to ask for one device
+        return None
     if not isinstance(operand, Tensor) or not (operand.is_cuda or operand.is_cpu):
         return None
     device = "cuda" if operand.is_cuda else "cpu"
