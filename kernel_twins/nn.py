@@ -16,6 +16,7 @@ from kernel_twins.functional.norm.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax.softmax import log_softmax, softmax
 from kernel_twins.swap.replace import replace_ as replace_
 from kernel_twins.swap.replace import restore_ as restore_
+from kernel_twins.swap.table import Table as Table
 
 
 def _known(backend: str) -> str:
