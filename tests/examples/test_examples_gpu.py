@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.examples.test_examples import run  # noqa: E402
+from tests.examples.test_examples import run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
