@@ -105,14 +105,15 @@ class ReplacedOwnLayerNorm(_OwnNorm):
 
 class ReplacedOwnRMSNorm(_OwnNorm):
     after = "kernel_twins.rms_norm"
-    settings = ("epsilon_name", "backend")
+    settings = ("epsilon_name", "offset", "backend")
     epsilon_name: str
+    offset: float
 
     def forward(self, *given: Any, **named: Any) -> Any:
         if not self.is_ours(given, named):
             return super().forward(*given, **named)
-        eps = getattr(self, self.epsilon_name)
-        return rms_norm(given[0], self.weight.shape, self.weight, eps, backend=self.backend)
+        eps, weight = getattr(self, self.epsilon_name), self.weight
+        return rms_norm(given[0], weight.shape, weight, eps, offset=self.offset, backend=self.backend)
 
 
 class ReplacedCrossEntropyLoss(Replaced):

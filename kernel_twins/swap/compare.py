@@ -10,19 +10,19 @@ _LEADING = ((3,), (2, 3), (2, 2, 3))  # a module may tell its layout by the rank
 _NEAR = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
-def difference(module: nn.Module, function: str, eps: float) -> str:
-    """Why a module is no ``layer_norm`` or ``rms_norm`` with its weight, or an empty string.
+def difference(module: nn.Module, function: str, eps: float, offset: float = 0.0) -> str:
+    """Why a module is no ``layer_norm`` or ``rms_norm`` with its weight plus ``offset``, or an empty string.
 
     A stand-in with random weights on the CPU is called, so neither the module nor the generators change.
     """
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False):
         try:
-            return _difference(module, function, eps)
+            return _difference(module, function, eps, offset)
         except Exception as error:
             return f"its forward is its own, and fails on a tensor of the CPU: {type(error).__name__}"
 
 
-def _difference(module: nn.Module, function: str, eps: float) -> str:
+def _difference(module: nn.Module, function: str, eps: float, offset: float) -> str:
     random = torch.Generator().manual_seed(0)
     shapes = {name: each.shape for name, each in module._parameters.items() if each is not None}
     for dtype, near in _NEAR.items():
@@ -35,17 +35,14 @@ def _difference(module: nn.Module, function: str, eps: float) -> str:
             x = (torch.randn(*leading, *shapes["weight"], generator=random) + 0.5) * scales
             x = x.to(dtype).requires_grad_()
             found = type(stand_in).forward(stand_in, x)
-            right = getattr(functional, function)(x, shapes["weight"], *leaves, eps=eps)
+            weight, *bias = leaves
+            right = getattr(functional, function)(x, shapes["weight"], weight + offset, *bias, eps=eps)
             if not isinstance(found, Tensor) or found.dtype != right.dtype or found.shape != right.shape:
                 return f"its forward is its own, and does not return what {function} does"
             dout = torch.randn(right.shape, generator=random).to(dtype)
             pairs = [(found, right)]
             pairs += zip(*(torch.autograd.grad(y, [x, *leaves], dout) for y in (found, right)), strict=True)
             if any(_distance(a, b) > near for a, b in pairs):
-                one_more = [leaves[0] + 1, *leaves[1:]]
-                shifted = getattr(functional, function)(x, shapes["weight"], *one_more, eps=eps)
-                if _distance(found, shifted) <= near:
-                    return "its forward multiplies by 1 + weight"
                 return f"its forward is its own, and computes something else than {function}"
     return ""
 

@@ -64,8 +64,12 @@ def _own_norm(module: nn.Module) -> Swap | str:
     assert weight is not None
     if parameters != {"weight"} or weight.dim() != 1 or not epsilon:
         return f"its forward is its own, and it is not one weight [N] and one of {', '.join(_EPSILONS)}"
-    settings = {"epsilon_name": epsilon}
-    return difference(module, "rms_norm", getattr(module, epsilon)) or Swap(ReplacedOwnRMSNorm, settings)
+    reasons = []
+    for offset in (0.0, 1.0):  # weights that are kept as a distance from 1 are Gemma's
+        reasons.append(difference(module, "rms_norm", getattr(module, epsilon), offset))
+        if not reasons[-1]:
+            return Swap(ReplacedOwnRMSNorm, {"epsilon_name": epsilon, "offset": offset})
+    return reasons[0]
 
 
 def linear(module: nn.Module, backend: str) -> Found:
@@ -91,8 +95,8 @@ def loss(module: nn.Module, backend: str) -> Found:
         return reason
     if type(module).forward is not nn.CrossEntropyLoss.forward:
         return f"the forward of {type(module).__qualname__} is its own"
-    if module.weight is not None and backend not in ("auto", "torch"):
-        return f"class weights are PyTorch's alone, and backend is {backend!r}"
+    if module.weight is not None and module.label_smoothing and backend not in ("auto", "torch"):
+        return f"class weights with label smoothing are PyTorch's alone, and backend is {backend!r}"
     return Swap(ReplacedCrossEntropyLoss)
 
 
@@ -105,7 +109,7 @@ def _why_left(module: nn.Module) -> str:
         return "it is parametrized"
     if "forward" in vars(module):
         return "its forward is patched"
-    if taken := {"activation", "backend", "epsilon_name"} & vars(module).keys():
+    if taken := {"activation", "backend", "epsilon_name", "offset"} & vars(module).keys():
         return f"it has an attribute {min(taken)} of its own"
     for name, parameter in module._parameters.items():
         if parameter is not None and type(parameter) not in _PLAIN:

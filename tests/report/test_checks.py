@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ from kernel_twins.report import cli
 from kernel_twins.report.meaning import static
 from kernel_twins.report.pages import checks, documents
 from kernel_twins.report.rows import store
+from kernel_twins.report.sweeps import stages
 from kernel_twins.spec import BACKENDS
 
 OP = OPS["vector_add"]
@@ -127,6 +129,20 @@ def test_a_step_that_is_yet_to_be_profiled_is_told_and_keeps_a_release_back(fold
     store.write(folder / "softmax.timings.csv", pd.DataFrame([row], columns=store.TABLES["timings"]))
     measure = "run `python profiling/ncu_report.py --op softmax` on a machine with the GPU"
     line = f"softmax/v07_cluster/cuda was not profiled at {case.slug}: {measure}"
+    assert line in checks.run(release=False, audit=False).warnings
+    assert line in checks.run(release=True, audit=False).failures
+
+
+def test_stages_of_other_code_are_told_and_keep_a_release_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stages").mkdir()
+    name = "vector_add.v01_scalar.triton.txt"
+    recorded = (stages.FOLDER / name).read_text()
+    (tmp_path / "stages" / name).write_text(re.sub(r"^# code: \w+", "# code: 0", recorded, flags=re.MULTILINE))
+    monkeypatch.setattr(stages, "FOLDER", tmp_path / "stages")
+    remedy = "run `python profiling/ncu_report.py sweeps stages vector_add/v01_scalar`"
+    line = f"vector_add/v01_scalar/triton changed since its stages were recorded: {remedy}"
     assert line in checks.run(release=False, audit=False).warnings
     assert line in checks.run(release=True, audit=False).failures
 

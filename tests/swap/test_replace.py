@@ -203,7 +203,6 @@ def test_the_model_itself_may_be_such_a_module() -> None:
 @pytest.mark.parametrize(
     ("norm", "reason"),
     [
-        (ShiftedRMSNorm, "multiplies by 1 + weight"),
         (OtherRMSNorm, "computes something else than rms_norm"),
         (HiddenEpsRMSNorm, "computes something else than rms_norm"),
         (FailingRMSNorm, "fails on a tensor of the CPU: NotImplementedError"),
@@ -216,6 +215,14 @@ def test_a_norm_that_computes_something_else_is_left(norm, reason) -> None:
     (row,) = replace_(module)
     assert reason in row.reason and not row.after and type(module) is norm
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(module.weight, before["weight"])
+
+
+def test_a_weight_may_be_a_distance_from_one() -> None:
+    module, right = ShiftedRMSNorm(32), ShiftedRMSNorm(32)
+    (row,) = replace_(module, backend="torch")
+    assert row.after == "kernel_twins.rms_norm" and "offset=1.0" in repr(module)
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(module(x), right(x))
 
 
 def test_a_norm_of_its_own_forward_keeps_calls_that_are_not_ours() -> None:
@@ -256,9 +263,11 @@ def test_parameters_of_other_classes_are_left() -> None:
     assert reasons(layer) == ["its weight is a Quantized"]
 
 
-def test_class_weights_are_for_auto_alone() -> None:
-    loss, right = nn.CrossEntropyLoss(torch.rand(5)), nn.CrossEntropyLoss()
-    assert reasons(loss, backend="cuda") == ["class weights are PyTorch's alone, and backend is 'cuda'"]
+def test_smoothed_class_weights_are_for_auto_alone() -> None:
+    loss = nn.CrossEntropyLoss(torch.rand(5), label_smoothing=0.1)
+    right = nn.CrossEntropyLoss(label_smoothing=0.1)
+    reason = "class weights with label smoothing are PyTorch's alone, and backend is 'cuda'"
+    assert reasons(loss, backend="cuda") == [reason]
     right.weight = loss.weight
     replace_(loss)
     x, target = torch.randn(3, 5), torch.tensor([0, 4, 2])

@@ -99,14 +99,23 @@ def test_attention_that_is_not_sdpa_is_left_and_a_loss_that_was_set() -> None:
     assert model.config._attn_implementation == "eager"
 
 
-def test_gemmas_norms_are_left() -> None:
+def test_gemmas_norms_have_an_offset() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Gemma2Config(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=50, head_dim=16
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=50,
+        head_dim=16,
     )
-    table = replace_(transformers.Gemma2ForCausalLM(config))
-    assert {row.reason for row in table.left if row.kind == "norm"} == {"its forward multiplies by 1 + weight"}
-    assert not any(row.kind == "norm" for row in table.swapped)
+    model = transformers.Gemma2ForCausalLM(config)
+    tokens = torch.arange(12)[None]
+    right = model(tokens).logits
+    table = replace_(model, backend="torch", linears=False, attention=False)
+    assert {row.after for row in table if row.kind == "norm"} == {"kernel_twins.rms_norm"}
+    torch.testing.assert_close(model(tokens).logits, right, rtol=1e-4, atol=1e-4)
 
 
 def test_what_stays_pytorchs_in_a_gpt2_and_in_a_vit() -> None:

@@ -13,6 +13,7 @@ from kernel_twins.report.meaning.analysis import Results, load
 from kernel_twins.report.meaning.regressions import losses, unproven
 from kernel_twins.report.pages import documents, ladder_page
 from kernel_twins.report.rows import store
+from kernel_twins.report.sweeps import late as sweeps
 from kernel_twins.spec import BACKENDS, Name
 
 FOLDER = store.DATA / store.REFERENCE_GPU
@@ -29,8 +30,9 @@ class Findings:
 def run(release: bool, audit: bool) -> Findings:
     """All checks that need no GPU.
 
-    A release may hold neither stale rows, nor steps that were not measured, nor predictions that are not frozen. Where
-    a spec and the files of its steps differ, nothing else is asked: whatever was recorded of the operation hangs on it.
+    A release may hold neither stale rows or recorded stages, nor steps that were not measured, nor predictions that are
+    not frozen. Where a spec and the files of its steps differ, nothing else is asked: whatever was recorded of the
+    operation hangs on it.
     """
     if differing := _files_without_steps():
         return Findings(failures=differing)
@@ -48,6 +50,7 @@ def run(release: bool, audit: bool) -> Findings:
         late += _late(each)
     late += [f"{'/'.join(cell)} has no static rows: {remedy}" for cell, remedy in static.unrecorded().items()]
     late += functions_table.stale(store.REFERENCE_GPU, FOLDER) + sampled_table.late(store.REFERENCE_GPU, FOLDER)
+    late += sweeps.late()
     found.failures += stale_choices()
     if release:
         late += functions_table.unrecorded(FOLDER)
