@@ -23,6 +23,7 @@ ROOMS = (
     ("compiler", "_triton"),
     ("built",),  # which steps can be called here
     ("functional",),
+    ("swap",),
     ("nn",),
     ("kernel_twins",),  # the package's own names
     ("contest*",),  # in functional/<family>: they call what a user calls

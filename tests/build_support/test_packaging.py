@@ -139,7 +139,8 @@ def test_pins_lie_in_the_ranges_of_the_metadata() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     ranges = [Requirement(line) for group in groups for line in group]
-    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    text = "".join((ROOT / file).read_text() for file in ("requirements.txt", "examples/requirements.txt"))
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE))
     for wanted in ranges:
         assert wanted.name in pins, f"{wanted.name} is not pinned in requirements.txt"
         assert wanted.specifier.contains(pins[wanted.name]), f"{wanted} excludes the pinned {pins[wanted.name]}"
