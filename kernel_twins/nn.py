@@ -11,9 +11,9 @@ from torch import Size, Tensor, nn
 
 from kernel_twins.functional.backends import BACKENDS
 from kernel_twins.functional.dropout.dropout import dropout_add, require_options
-from kernel_twins.functional.loss.cross_entropy import cross_entropy
 from kernel_twins.functional.norm.norm import layer_norm, rms_norm
 from kernel_twins.functional.softmax.softmax import log_softmax, softmax
+from kernel_twins.swap.classes import ByCrossEntropy
 from kernel_twins.swap.replace import replace_ as replace_
 from kernel_twins.swap.replace import restore_ as restore_
 from kernel_twins.swap.table import Table as Table
@@ -125,14 +125,12 @@ class RMSNorm(nn.RMSNorm):
         return f"{super().extra_repr()}{offset}, backend={self.backend!r}"
 
 
-class CrossEntropyLoss(nn.Module):
+class CrossEntropyLoss(ByCrossEntropy):
     """``kernel_twins.cross_entropy`` by ``backend``, with torch.nn.CrossEntropyLoss's state dict.
 
     ``weight``, one number for each class, comes first as there; "auto" leaves it to PyTorch, and "cuda" and "triton"
     take it without label smoothing.
     """
-
-    weight: Tensor | None
 
     def __init__(
         self,
@@ -154,17 +152,6 @@ class CrossEntropyLoss(nn.Module):
         self.reduction = reduction
         self.label_smoothing = label_smoothing
         self.backend = _known(backend)
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:  # noqa: A002  # torch.nn's name
-        return cross_entropy(
-            input,
-            target,
-            self.weight,
-            ignore_index=self.ignore_index,
-            reduction=self.reduction,
-            label_smoothing=self.label_smoothing,
-            backend=self.backend,
-        )
 
     def extra_repr(self) -> str:
         weight = "" if self.weight is None else f"weight={tuple(self.weight.shape)}, "

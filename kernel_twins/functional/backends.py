@@ -261,12 +261,11 @@ def in_dtype(call: Callable[[Tensor], Tensor], x: Tensor, dtype: torch.dtype, ba
 def narrowed(x: Tensor, *weights: Tensor | None) -> tuple[Tensor | None, ...]:
     """float32 weights of a half-precision x in its dtype, which the kernels read; their gradients come in float32."""
     if isinstance(x, Tensor) and x.dtype in HALF:
-        for each in weights:  # a loop is faster than any() of a generator
+        for each in weights:  # mostly none is wide, and a loop tells that faster than any() of a generator
             if isinstance(each, Tensor) and each.dtype == torch.float32:
-                is_wide = [isinstance(one, Tensor) and one.dtype == torch.float32 for one in weights]
                 return tuple(
-                    one.to(x.dtype) if one is not None and wide else one
-                    for one, wide in zip(weights, is_wide, strict=True)
+                    one.to(x.dtype) if isinstance(one, Tensor) and one.dtype == torch.float32 else one
+                    for one in weights
                 )
     return weights
 

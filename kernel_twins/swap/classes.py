@@ -116,9 +116,10 @@ class ReplacedOwnRMSNorm(_OwnNorm):
         return rms_norm(given[0], weight.shape, weight, eps, offset=self.offset, backend=self.backend)
 
 
-class ReplacedCrossEntropyLoss(Replaced):
-    kind = "loss"
-    after = "kernel_twins.cross_entropy"
+class ByCrossEntropy(nn.Module):
+    """The forward of a module with torch.nn.CrossEntropyLoss's attributes, and a backend."""
+
+    backend: str
     weight: Tensor | None
     ignore_index: int
     reduction: str
@@ -134,6 +135,11 @@ class ReplacedCrossEntropyLoss(Replaced):
             label_smoothing=self.label_smoothing,
             backend=self.backend,
         )
+
+
+class ReplacedCrossEntropyLoss(Replaced, ByCrossEntropy):
+    kind = "loss"
+    after = "kernel_twins.cross_entropy"
 
 
 _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
