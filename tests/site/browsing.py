@@ -15,7 +15,7 @@ NARROW: ViewportSize = {"width": 360, "height": 740}
 
 LANDMARKS = ("header", "nav", "main", "footer")
 TABS = 150  # of a page with more controls the first ones are tried
-_ALIKE = "tbody tr:nth-child(n+16), pre > span:nth-child(n+21), li:nth-child(n+31)"
+_ALIKE = "tbody tr:nth-child(n+16), :is(pre, .lines) > :nth-child(n+21):not(.lit), li:nth-child(n+31)"
 _SERIOUS = ("serious", "critical")
 _LOCAL = ("file:", "data:", "blob:")
 

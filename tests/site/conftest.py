@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -44,11 +45,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def _once(folder: Path, make: Callable[[], None]) -> Path:
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+def _once(folder: Path, make: Callable[[Path], None], *, wait: bool = True) -> Path:
+    """A folder that the first process makes, for which others wait, or not."""
+    with folder.with_suffix(".lock").open("w") as lock, contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if not folder.exists():
-            make()
+            make(folder)
     return folder
 
 
@@ -60,24 +62,26 @@ def _build(folder: Path, **environment: str) -> None:
     half.rename(folder)
 
 
+def _build_anew(folder: Path) -> None:
+    hidden = folder.with_name("hidden")
+    hidden.mkdir(exist_ok=True)
+    for name, text in _HIDDEN.items():
+        (hidden / name).write_text(text)
+    _build(folder, PYTHONPATH=str(hidden), PYTHONHASHSEED="1")
+
+
 @pytest.fixture(scope="session")
 def site(shared: Path) -> Path:
-    """The built site."""
-    return _once(shared / "site", lambda: _build(shared / "site"))
+    """The built site. A process that would wait for it builds it anew meanwhile."""
+    if not _once(shared / "site", _build, wait=False).exists():
+        _once(shared / "anew", _build_anew, wait=False)
+    return _once(shared / "site", _build)
 
 
 @pytest.fixture(scope="session")
 def site_anew(shared: Path) -> Path:
     """The site, built a second time: without torch, Triton and network, with strings hashed otherwise."""
-
-    def make() -> None:
-        hidden = shared / "hidden"
-        hidden.mkdir()
-        for name, text in _HIDDEN.items():
-            (hidden / name).write_text(text)
-        _build(shared / "anew", PYTHONPATH=str(hidden), PYTHONHASHSEED="1")
-
-    return _once(shared / "anew", make)
+    return _once(shared / "anew", _build_anew)
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,8 @@ def test_the_score_is_that_of_the_rows(
     assert ("right" if right else "wrong") in said and verdict in said
 
 
-def test_directions_on_the_page_are_those_of_the_rows(site: Path, page: Page, loaded: dict[str, Results]) -> None:
+def test_directions_on_the_page_are_those_of_the_rows(site: Path, browser: Browser, loaded: dict[str, Results]) -> None:
+    page = browser.new_page(java_script_enabled=False)  # which reads sooner
     for op, results in loaded.items():
         page.goto(address(site, op))
         asked: dict[str, list[str]] = page.evaluate(
@@ -133,6 +134,7 @@ def test_directions_on_the_page_are_those_of_the_rows(site: Path, page: Page, lo
         for key, (went, verdicts) in games(results).items():
             author = "open" if verdicts == {"not judged"} else "hit" if verdicts <= {"hit", "not judged"} else "miss"
             assert asked["/".join(key)] == [went, author], f"{op} {key}"
+    page.close()
 
 
 def test_answers_are_kept_and_forgotten(site: Path, page: Page, loaded: dict[str, Results]) -> None:

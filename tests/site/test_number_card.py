@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 def test_a_click_tells_a_numbers_origin(site: Path, browser: Browser, place: str, number: str, what: str) -> None:
     page = browser.new_page()
     page.goto((site / place).as_uri())
-    page.add_style_tag(content="* { visibility: visible !important }")
-    for details in page.locator("details").all():
-        details.evaluate("each => { each.open = true }")
     shown = page.locator(number).first
-    shown.evaluate("each => { for (let at = each; at; at = at.parentElement) at.hidden = false; }")
+    shown.evaluate("each => { for (let at = each; at; at = at.parentElement) { at.hidden = false; at.open = true; } }")
     shown.click()
     card = page.locator("kt-number .card")
     card.wait_for()
