@@ -54,7 +54,7 @@ def divide(ops: Iterable[Op], root: Path = sources.ROOT, only: str = "") -> Part
         public=frozenset(public),
         ladder=frozenset((steps | baselines) - public),
         public_files=(
-            *(sources.MODULE, sources.EXTENSION, *operators, sources.STEP_TABLE),
+            *(sources.MODULE, sources.EXTENSION, sources.CHOICES, *operators, sources.STEP_TABLE),
             *(*files(public), *functions, sources.PROBES),
         ),
         ladder_files=(

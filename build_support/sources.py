@@ -16,6 +16,7 @@ STEP_TABLE = GENERATED / "step_table.cpp"
 MODULE = GENERATED / "module.cpp"
 LADDER = GENERATED / "ladder.cpp"
 EXTENSION = Path("cuda-kernels/torch/extension.cpp")
+CHOICES = Path("cuda-kernels/torch/choices.cpp")
 PROBES = Path("hardware-survey/probes.cu")
 INCLUDE_DIRS = (Path("cuda-kernels"), Path("hardware-survey"))
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['architectures', 'attention', 'attention_backward', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'has', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
+__all__: list[str] = ['architectures', 'ask_anew', 'attention', 'attention_backward', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'has', 'kept', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
+def ask_anew(anew: bool) -> bool:
+    """
+    Whether this thread's calls of kept functions ask choose each time; returns what was set before.
+    """
 def attention(step: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor | None = None, cu_seqlens_k: torch.Tensor | None = None, *, out: collections.abc.Sequence[torch.Tensor], scale: typing.SupportsFloat | None = None, band: tuple[typing.SupportsInt, typing.SupportsInt] | None = None, softcap: typing.SupportsFloat | None = None, from_end: bool = False) -> None:
     """
     out = softmax(scale * q @ k^T) @ v. q: [B, H, Sq, D], k, v: [B, H_KV, Sk, D], bf16 or fp16; out: [B, H, Sq, D] and the rows' logarithms, fp32 [B, H, Sq]. Query i sees keys i + band[0] to i + band[1]; with from_end Sk - Sq is added to both. The last step takes sequences, too: cu_seqlens_q and cu_seqlens_k, int32 [N + 1], tell which of a single batch's tokens are sequence n's.
@@ -33,6 +37,10 @@ def dropout_add_backward(step: str, dout: torch.Tensor, x: torch.Tensor | None =
 def has(op: str, step: str) -> bool:
     """
     Whether a step, or a baseline that is compiled beside the steps, can be launched: it is in this module, or importing kernel_twins._ladder has added it.
+    """
+def kept(choose: collections.abc.Callable) -> typing.Any:
+    """
+    A function of the same positional arguments that returns what choose returned for a call of equal dtypes, sizes, strides and settings of PyTorch. It asks choose for all others, and for calls under transforms and modes.
     """
 def layer_norm(step: str, x: torch.Tensor, weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, *, out: torch.Tensor | collections.abc.Sequence[torch.Tensor], eps: typing.SupportsFloat = 1e-05) -> None:
     """

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "checks.h"
+#include "choices.h"
 #include "ladder.h"
 #include "probes.h"
 #include "steps.h"
@@ -59,6 +60,14 @@ void register_extension(pybind11::module_& module) {
       "has", has, arg("op"), arg("step"),
       "Whether a step, or a baseline that is compiled beside the steps, can be launched: it is in this "
       "module, or importing kernel_twins._ladder has added it.");
+  module.def(
+      "kept", kept, arg("choose"),
+      "A function of the same positional arguments that returns what choose returned for a call of equal "
+      "dtypes, sizes, strides and settings of PyTorch. It asks choose for all others, and for calls under "
+      "transforms and modes.");
+  module.def(
+      "ask_anew", ask_anew, arg("anew"),
+      "Whether this thread's calls of kept functions ask choose each time; returns what was set before.");
   module.def("probe", wrap_pybind_function(probe), arg("name"), arg("buffer"), arg("iterations"),
              "Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.");
 }

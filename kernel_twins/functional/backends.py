@@ -26,11 +26,13 @@ from torch._C._functorch import (
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.expected import Problem, ordered
+from kernel_twins.functional.kept import heard
 from kernel_twins.functional.rows import Rule
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import extension
@@ -175,24 +177,39 @@ def fastest(
 
 def expected(
     function: str,
-    problem: Problem,
+    problem: Problem | None,
     device: int,
     is_there: Callable[[Backend, int], bool],
     *,
     differentiated: bool,
     over_torch: bool = False,
+    traced: bool = False,
 ) -> str:
     """The backend, of those that run here, that is expected to be the fastest; "cuda" where nothing was measured.
 
-    With ``over_torch`` PyTorch is not chosen, because this call costs it more than the measured one.
+    With ``over_torch`` PyTorch is not chosen, because this call costs it more than the measured one. A call that is
+    ``traced`` is PyTorch's where Inductor is expected to be faster; its problem is None if sizes are symbols. While a
+    graph is captured Triton is not taken, which may have to compile its kernel.
     """
-    for best in ordered(gpu_slug(torch.cuda.get_device_name(device)), function, problem, differentiated):
+    if (hears := heard()) is not None:
+        hears.function, hears.problem, hears.device, hears.differentiated = function, problem, device, differentiated
+    captures = not traced and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    gpu = gpu_slug(torch.cuda.get_device_name(device))
+    for best in ordered(gpu, function, problem, differentiated, traced):
         if best == "torch":
             if not over_torch:
                 return best
-        elif is_there("cuda" if best == "cuda" else "triton", device):
+        elif not (best == "triton" and captures) and is_there("cuda" if best == "cuda" else "triton", device):
             return best
     return "cuda" if is_there("cuda", device) else "torch"
+
+
+def is_static(*tensors: Tensor | None) -> bool:
+    """Whether all sizes and strides are numbers in a trace, and not symbols."""
+    for tensor in tensors:
+        if tensor is not None and not all(has_static_value(size) for size in (*tensor.shape, *tensor.stride())):
+            return False
+    return True
 
 
 # Transforms around a call, for "auto". They are constants of a trace: a graph is valid only for those it was made in.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -32,19 +32,18 @@ def attend(
     is_causal: bool | None = None,
     *,
     backend: str,
+    by_torch: Callable[..., tuple[Tensor, None]],
     **others: Any,
 ) -> tuple[Tensor, None]:
     """As transformers calls an attention: query [B, H, Sq, D], key, value [B, H_KV, Sk, D], result [B, Sq, H, D].
 
-    A mask, dropout, and what else ``scaled_dot_product_attention`` has no argument for, is left to transformers' own
-    call of PyTorch's.
+    A mask, dropout, and what else ``scaled_dot_product_attention`` has no argument for, is left to ``by_torch``,
+    transformers' own call of PyTorch's.
     """
     needs_torchs = any(not (others.get(name) is None or others[name] is False) for name in _TORCHS_ALONE)
     if attention_mask is not None or dropout > 0 or needs_torchs:
-        by_torch = _interface()[_TORCHS]
         given = {"dropout": dropout, "scaling": scaling, "is_causal": is_causal} | others
-        result: tuple[Tensor, None] = by_torch(module, query, key, value, attention_mask, **given)
-        return result
+        return by_torch(module, query, key, value, attention_mask, **given)
     queries = query.shape[2]
     causal = queries > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and key.shape[2] > queries:  # the first tokens of a cache that is longer
@@ -119,7 +118,7 @@ def _register(backend: str) -> None:
     import transformers
 
     name = _OURS + backend
-    transformers.AttentionInterface.register(name, partial(attend, backend=backend))
+    transformers.AttentionInterface.register(name, partial(attend, backend=backend, by_torch=_interface()[_TORCHS]))
     transformers.AttentionMaskInterface.register(name, transformers.AttentionMaskInterface()[_TORCHS])
 
 

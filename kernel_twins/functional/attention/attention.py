@@ -37,6 +37,7 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
+from kernel_twins.functional.kept import EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Case
 
@@ -104,7 +105,7 @@ def attention(
     options = options_of(causal, window, softcap, scale, deterministic)
     given = q, k, v, cu_seqlens_q, cu_seqlens_k
     if backend == "auto":
-        backend = _choose(*given, options=options, needs_ours=return_lse)
+        backend = _kept(*given, options, return_lse)
     compute = _function("q", q, backend)
     if cu_seqlens_q is not None or backend == "torch":  # other operands are checked by the kernels' operators
         require_operands(*given)
@@ -140,12 +141,9 @@ def scaled_dot_product_attention(
     """
     options = None
     if backend == "auto":
-        backend = "torch"
         if attn_mask is None and dropout_p == 0:
             options = _options(is_causal, scale)
-            backend = _choose(query, key, value, options=options)
-            if backend != "torch" and not enable_gqa and query.size(1) != key.size(1):
-                backend = "torch"
+        backend = _kept_sdpa(query, key, value, options, enable_gqa)
     if backend == "torch":
         return torch_attention.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     compute = _function("query", query, backend)
@@ -246,38 +244,54 @@ def _choose(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    *,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
     options: Options,
     needs_ours: bool = False,
 ) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments; ``needs_ours``: it has no kernel for it."""
     if not is_on_gpu(q):
-        return "torch"
+        return left(NO_PLAIN)
     device, varlen = q.device, cu_seqlens_q is not None
     rank = 3 if varlen else 4
     if q.dim() != rank:
-        return "torch"
+        return left(NO_PLAIN)
     for each in (k, v):
         if not (is_on_gpu(each) and each.device == device and each.dim() == rank):
-            return "torch"
+            return left(NO_PLAIN)
     if varlen or cu_seqlens_k is not None:
         for starts in (cu_seqlens_q, cu_seqlens_k):
             if starts is None or not (is_on_gpu(starts) and starts.device == device):
-                return "torch"
+                return left(NO_PLAIN)
     dtype, *others = q.dtype, k.dtype, v.dtype
     if torch.is_autocast_enabled("cuda"):
         dtype, *others = (_cast(each) for each in (dtype, *others))
-    if others != [dtype, dtype] or is_differentiated():
-        return "torch"
+    if others != [dtype, dtype]:
+        return left(NO_PLAIN)
+    if is_differentiated():
+        return left(TRANSFORMED)
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         served = is_served(q.shape, k.shape, v.shape, dtype)
     elif varlen:  # PyTorch has no kernel for it
         served = is_served(q.shape, k.shape, v.shape, dtype) and q.numel() > 0 and k.numel() > 0
     else:
         return _choice(q.shape, k.shape, v.shape, dtype, options, needs_ours, device.index)
-    return "cuda" if served and _runs("cuda", device.index) else "torch"
+    if not served:
+        return left(NO_PLAIN)
+    return "cuda" if _runs("cuda", device.index) else "torch"
+
+
+def _choose_sdpa(query: Tensor, key: Tensor, value: Tensor, options: Options | None, enable_gqa: bool) -> str:
+    """The backend for a call with PyTorch's arguments; without ``options`` it has some that are PyTorch's alone."""
+    if options is None:
+        return left("a mask or dropout is PyTorch's")
+    backend = _choose(query, key, value, None, None, options)
+    if backend != "torch" and not enable_gqa and query.size(1) != key.size(1):
+        return left("heads differ without enable_gqa")
+    return backend
+
+
+_kept, _kept_sdpa = kept(_choose), kept(_choose_sdpa)
 
 
 def _cast(dtype: torch.dtype) -> torch.dtype:
@@ -295,8 +309,10 @@ def _choice(
     needs_ours: bool,
     device: int,
 ) -> str:
-    if 0 in q or 0 in k or not is_served(q, k, v, dtype):
-        return "torch"
+    if 0 in q or 0 in k:
+        return left(EMPTY)
+    if not is_served(q, k, v, dtype):
+        return left(NO_PLAIN)
     (_, heads, queries, _), (_, kv_heads, keys, _) = q, k
     is_sdpa = options.is_full(queries, keys) or options.is_causal(queries, keys)
     needs_ours = needs_ours or options.softcap > 0 or not is_sdpa

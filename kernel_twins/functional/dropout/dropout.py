@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -13,9 +12,11 @@ from torch.nn import functional
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
+    constant,
     cuda_operator,
     expected,
     is_on_gpu,
+    is_static,
     is_transformed,
     refuse_gradients,
     register_vmap,
@@ -26,6 +27,7 @@ from kernel_twins.functional.backends import (
 )
 from kernel_twins.functional.dropout.shared import batching_rule
 from kernel_twins.functional.expected import pitch_of, rows
+from kernel_twins.functional.kept import EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.functional.rows import one_by_one
 from kernel_twins.ops.activations import ACTIVATIONS
 from kernel_twins.ops.tensors import DTYPE
@@ -73,7 +75,7 @@ def dropout_add(
         require_options(p, activation)
     p = float(p) if training else 0.0
     if backend == "auto":
-        backend = _choose(x, residual, bias, activation)
+        backend = _kept(x, residual, bias, activation)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
@@ -122,24 +124,35 @@ def require_options(p: float, activation: str) -> None:
 def _choose(x: Tensor, residual: Tensor | None, bias: Tensor | None, activation: str = "none") -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x) or x.dtype not in _DTYPES:
-        return "torch"
+        return left(NO_PLAIN)
     dtype, device = x.dtype, x.device
     for each, shape in ((residual, x.shape), (bias, x.shape[-1:])):
         if each is not None and not (
             is_on_gpu(each) and each.dtype == dtype and each.device == device and each.shape == shape and each.dim() > 0
         ):
-            return "torch"
-    tracing = torch.compiler.is_compiling()
+            return left(NO_PLAIN)
     if is_transformed():
-        return "torch"
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return left(TRANSFORMED)
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    tracing = torch.compiler.is_compiling()
+    if tracing and not is_static(x):
+        return _any_choice(device.index, differentiated)
+    if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device.index) else "torch"
     adds, shifts = residual is not None, bias is not None
-    differentiated = x.requires_grad and torch.is_grad_enabled()
-    return _choice(x.shape, x.stride(), adds, shifts, activation, dtype, device.index, differentiated)
+    return _choice(tuple(x.shape), x.stride(), adds, shifts, activation, dtype, device.index, differentiated, tracing)
 
 
-@lru_cache(maxsize=4096)
+_kept = kept(_choose)
+
+
+@constant
+def _any_choice(device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+    return expected("dropout_add", None, device, _runs, differentiated=differentiated, traced=True)
+
+
+@constant
 def _choice(
     sizes: tuple[int, ...],
     strides: tuple[int, ...],
@@ -149,14 +162,15 @@ def _choice(
     dtype: torch.dtype,
     device: int,
     differentiated: bool,
+    traced: bool = False,
 ) -> str:
     if not sizes or 0 in sizes:
-        return "torch"
+        return left(EMPTY)
     n = sizes[-1]
     options = ["residual.yes"] * adds + ["bias.yes"] * shifts + [f"act.{activation}"] * (activation != "none")
     pitch = pitch_of(sizes, strides, n, (len(sizes) - 1,))
     problem = rows(math.prod(sizes) // n, n, pitch, dtype.itemsize, options)
-    return expected("dropout_add", problem, device, _runs, differentiated=differentiated)
+    return expected("dropout_add", problem, device, _runs, differentiated=differentiated, traced=traced)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

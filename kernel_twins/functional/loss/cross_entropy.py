@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,9 +15,11 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     Operator,
+    constant,
     cuda_operator,
     expected,
     is_on_gpu,
+    is_static,
     is_transformed,
     refuse_gradients,
     register_vmap,
@@ -27,6 +28,7 @@ from kernel_twins.functional.backends import (
     triton_side,
 )
 from kernel_twins.functional.expected import pitch_of, rows
+from kernel_twins.functional.kept import COPIED, EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.functional.loss.shared import (
     REDUCTIONS,
     backward_batching_rule,
@@ -85,7 +87,7 @@ def cross_entropy(
     target = _as_classes(target)
     automatic = backend == "auto"
     if automatic:
-        backend = _choose(input, target, weight, reduction)
+        backend = _kept(input, target, weight, reduction)
     if backend == "torch":
         options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
         return _by_torch(input, target, weight, options, any_target=automatic)
@@ -145,8 +147,7 @@ def cross_entropy_gradient_(
     target = _as_classes(target)
     automatic = backend == "auto"
     if automatic:
-        ours = isinstance(target, Tensor) and target.dtype == torch.int64 and _can_overwrite(input)
-        backend = "cuda" if ours and _runs("cuda", input.device.index) else "torch"
+        backend = _kept_in_place(input, target)
     if backend == "torch":
         options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
         return _gradient_by_torch(input, target, options, any_target=automatic)
@@ -295,36 +296,63 @@ def _require(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, 
 
 def _choose(logits: Tensor, target: Tensor, weight: object, reduction: str) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
-    if not is_on_gpu(logits) or not is_on_gpu(target) or target.device != logits.device or weight is not None:
-        return "torch"
-    if logits.dtype not in DTYPE.values() or target.dtype != torch.int64:
-        return "torch"
-    if reduction not in REDUCTIONS:
-        return "torch"
+    if not is_on_gpu(logits) or not is_on_gpu(target) or target.device != logits.device:
+        return left(NO_PLAIN)
+    if weight is not None:
+        return left("a weight of the classes is PyTorch's in one pass")
+    if logits.dtype not in DTYPE.values() or target.dtype != torch.int64 or reduction not in REDUCTIONS:
+        return left(NO_PLAIN)
     dim = 0 if logits.dim() == 1 else 1
     if logits.dim() == 0 or target.shape != (*logits.shape[:dim], *logits.shape[dim + 1 :]):
-        return "torch"
+        return left(NO_PLAIN)
     device = logits.device.index
-    tracing = torch.compiler.is_compiling()
     if is_transformed():
-        return "torch"
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return left(TRANSFORMED)
+    differentiated = logits.requires_grad and torch.is_grad_enabled()
+    tracing = torch.compiler.is_compiling()
+    if tracing and not is_static(logits):
+        return _any_choice(device, differentiated) if logits.dim() <= 2 else "torch"
+    if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if logits.dim() <= 2 and _runs("cuda", device) else "torch"
-    return _choice(
-        logits.shape, logits.stride(), logits.dtype, device, logits.requires_grad and torch.is_grad_enabled()
-    )
+    return _choice(tuple(logits.shape), logits.stride(), logits.dtype, device, differentiated, tracing)
 
 
-@lru_cache(maxsize=4096)
+_kept = kept(_choose)
+
+
+@constant
+def _any_choice(device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+    return expected("cross_entropy", None, device, _runs, differentiated=differentiated, traced=True)
+
+
+@constant
 def _choice(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: int, differentiated: bool
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: int,
+    differentiated: bool,
+    traced: bool = False,
 ) -> str:
     dim = 0 if len(shape) == 1 else 1
-    if 0 in shape or rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
-        return "torch"
+    if 0 in shape:
+        return left(EMPTY)
+    if rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
+        return left(COPIED)
     n = shape[dim]
     problem = rows(math.prod(shape) // n, n, pitch_of(shape, strides, n, (dim,)), dtype.itemsize)
-    return expected("cross_entropy", problem, device, _runs, differentiated=differentiated)
+    return expected("cross_entropy", problem, device, _runs, differentiated=differentiated, traced=traced)
+
+
+def _choose_in_place(logits: Tensor, target: Tensor) -> str:
+    """The backend for a gradient that overwrites the logits: ours, where it can be."""
+    if not isinstance(target, Tensor) or target.dtype != torch.int64 or not _can_overwrite(logits):
+        return left(NO_PLAIN)
+    return "cuda" if _runs("cuda", logits.device.index) else "torch"
+
+
+_kept_in_place = kept(_choose_in_place)
 
 
 _runs = runs_of(_cuda_operator, "cross_entropy", "cross_entropy_backward")

@@ -28,6 +28,7 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
+from kernel_twins.functional.kept import CAST, EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.functional.matmul.batching import backward_rule, linear_rule
 from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place
 from kernel_twins.ops.activations import ACTIVATIONS
@@ -74,7 +75,7 @@ def linear(
     elif backend in ("cuda", "triton"):
         x, weight, bias = cast(to, x, weight, bias)
     if backend == "auto":
-        backend = "torch" if to not in (None, x.dtype) else _choose(x, weight, bias, name)
+        backend = _kept(x, weight, bias, name, to)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
@@ -100,23 +101,30 @@ def _by_triton() -> Callable[[Tensor, Tensor, Tensor | None, str], Tensor]:
     return triton_linear.linear
 
 
-def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> str:
-    """The backend for these operands. PyTorch gets wrong ones, and those that autocast casts."""
+def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, to: torch.dtype | None = None) -> str:
+    """The backend for these operands. PyTorch gets wrong ones, and those that autocast casts ``to`` another dtype."""
     if not is_on_gpu(x):
-        return "torch"
+        return left(NO_PLAIN)
     dtype, device = x.dtype, x.device
+    if to not in (None, dtype):
+        return left(CAST)
     others = (weight,) if bias is None else (weight, bias)
-    if not all(is_on_gpu(each) and each.dtype == dtype and each.device == device for each in others):
-        return "torch"
+    if not all(is_on_gpu(each) and each.device == device for each in others):
+        return left(NO_PLAIN)
+    if any(each.dtype != dtype for each in others):
+        return left(NO_PLAIN if to is None else CAST)
     if dtype not in HALF or x.dim() == 0 or weight.dim() != 2:
-        return "torch"
+        return left(NO_PLAIN)
     tracing = torch.compiler.is_compiling()
     if is_differentiated():
-        return "torch"
+        return left(TRANSFORMED)
     if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device.index) else "torch"
     rows = x if x.dim() > 1 else x.unsqueeze(0)
     return _choice(place(rows), place(weight), dtype, activation, device.index)
+
+
+_kept = kept(_choose)
 
 
 @lru_cache(maxsize=4096)
@@ -124,7 +132,7 @@ def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device
     (x_shape, *_), ((n, k), *_) = x, weight
     shape = math.prod(x_shape[:-1]), n, k
     if 0 in shape:
-        return "torch"
+        return left(EMPTY)
     itemsize = dtype.itemsize
     as_they_are = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
     problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())

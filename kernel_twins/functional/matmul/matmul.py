@@ -25,6 +25,7 @@ from kernel_twins.functional.backends import (
     runs,
     triton_side,
 )
+from kernel_twins.functional.kept import CAST, EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.functional.matmul.batching import product_rule
 from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place, require_out_dtype
 from kernel_twins.ops.matmul.shared import allows_tf32
@@ -63,12 +64,14 @@ def matmul(
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
-    if autocast and (to := autocast_dtype(a)) is not None and (a.dtype != to or getattr(b, "dtype", to) != to):
-        if backend in ("auto", "torch") and out_dtype is None:
+    to = autocast_dtype(a) if autocast else None
+    casts = to is not None and (a.dtype != to or getattr(b, "dtype", to) != to)
+    if backend == "auto":
+        backend = _kept(a, b, out_dtype, to if casts else None)
+    if casts:
+        if backend == "torch" and out_dtype is None:
             return torch.matmul(a, b)
         a, b = cast(to, a, b)
-    if backend == "auto":
-        backend = _choose(a, b, out_dtype)
     if backend == "cuda":
         if _cuda_operator is None:
             raise UnavailableError(_no_cuda)
@@ -117,23 +120,31 @@ def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> str:
-    """The backend for these operands. PyTorch gets wrong ones, since users know its error messages."""
+def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None, to: torch.dtype | None = None) -> str:
+    """The backend for these operands, which autocast casts ``to`` a dtype.
+
+    PyTorch gets wrong ones, since users know its error messages.
+    """
     if not (is_on_gpu(a) and is_on_gpu(b)):
-        return "torch"
-    dtype, device = a.dtype, a.device
-    if dtype not in DTYPE.values() or b.dtype != dtype or b.device != device:
-        return "torch"
+        return left(NO_PLAIN)
+    if to is not None and out_dtype is None:
+        return left(CAST)
+    dtype, device = a.dtype if to is None else to, a.device
+    if dtype not in DTYPE.values() or (to is None and b.dtype != dtype) or b.device != device:
+        return left(NO_PLAIN)
     if a.dim() < 2 or b.dim() != 2 or a.shape[-1] != b.shape[0]:
-        return "torch"
+        return left(NO_PLAIN)
     wide = out_dtype is not None and out_dtype != dtype
     tracing = torch.compiler.is_compiling()
     if is_differentiated():
-        return "torch"
+        return left(TRANSFORMED)
     # Sizes may be symbols; and with TF32 on, PyTorch's result would not be true fp32.
     if tracing or torch._C._len_torch_dispatch_stack() > 0 or (dtype == torch.float32 and allows_tf32()):
         return "cuda" if _runs("cuda", name_of(dtype), wide, device.index) else "torch"
     return _choice(place(a), place(b), dtype, wide, device.index)
+
+
+_kept = kept(_choose)
 
 
 @lru_cache(maxsize=4096)
@@ -141,7 +152,7 @@ def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> 
     (a_shape, *_), (b_shape, (row, col), _) = a, b
     shape = math.prod(a_shape[:-1]), b_shape[1], b_shape[0]
     if 0 in shape:
-        return "torch"
+        return left(EMPTY)
     out_bytes = shape[1] * (4 if wide else dtype.itemsize)
     as_they_are = out_bytes % 16 == 0 and copyable(a, dtype.itemsize) and copyable(b, dtype.itemsize)
     problem = Case(shape, name_of(dtype), (("b", "col"),) if row == 1 != col else ())

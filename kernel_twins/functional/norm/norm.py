@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import overload
 
 import torch
@@ -21,6 +21,7 @@ from kernel_twins.functional.backends import (
     expected,
     is_differentiated,
     is_on_gpu,
+    is_static,
     narrowed,
     refuse_gradients,
     register_vmap,
@@ -30,6 +31,7 @@ from kernel_twins.functional.backends import (
     triton_side,
 )
 from kernel_twins.functional.expected import pitch_of, rows
+from kernel_twins.functional.kept import EMPTY, NO_PLAIN, TRANSFORMED, WIDENED, kept, left
 from kernel_twins.functional.norm.shared import Affine, Result, batching_rule
 from kernel_twins.functional.rows import one_by_one
 from kernel_twins.ops.tensors import DTYPE
@@ -151,7 +153,7 @@ def _norm(
     if not (_widens(name, x) or _takes_wide_weights(name, x, backend)):
         affine = narrowed(x, *affine)
     if backend == "auto":
-        backend = _choose(name, x, shape, affine, residual)
+        backend = _kept(name, x, shape, affine, residual)
     if residual is not None and is_on_gpu(x) and _widens(name, x):
         # The sum has the operands' dtype, and the norm is float32, as PyTorch's.
         added = x + residual
@@ -206,26 +208,41 @@ def _widens(name: str, x: Tensor) -> bool:
 def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual: Tensor | None) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x):
-        return "torch"
+        return left(NO_PLAIN)
     dtype, device = x.dtype, x.device
-    if dtype not in _DTYPES or _widens(name, x):
-        return "torch"
+    if dtype not in _DTYPES:
+        return left(NO_PLAIN)
+    if _widens(name, x):
+        return left(WIDENED)
     for each in (*affine, residual):
         if each is not None and not (is_on_gpu(each) and each.dtype == dtype and each.device == device):
-            return "torch"
+            return left(NO_PLAIN)
     if residual is not None and residual.shape != x.shape:
-        return "torch"
-    tracing = torch.compiler.is_compiling()
+        return left(NO_PLAIN)
     if is_differentiated():
-        return "torch"
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return left(TRANSFORMED)
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    tracing = torch.compiler.is_compiling()
+    if tracing and not is_static(x):
+        return _any_choice(name, device.index, differentiated)
+    if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(name, "cuda", device.index) else "torch"
     plain, adds = not affine or affine[0] is None, residual is not None
-    differentiated = x.requires_grad and torch.is_grad_enabled()
-    return _choice(name, x.shape, x.stride(), tuple(shape), plain, adds, dtype, device.index, differentiated)
+    return _choice(
+        name, tuple(x.shape), x.stride(), tuple(shape), plain, adds, dtype, device.index, differentiated, tracing
+    )
 
 
-@lru_cache(maxsize=4096)
+_kept = kept(_choose)
+
+
+@constant
+def _any_choice(name: str, device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+    return expected(name, None, device, partial(_runs, name), differentiated=differentiated, traced=True)
+
+
+@constant
 def _choice(
     name: str,
     sizes: tuple[int, ...],
@@ -236,14 +253,17 @@ def _choice(
     dtype: torch.dtype,
     device: int,
     differentiated: bool,
+    traced: bool = False,
 ) -> str:
-    if not shape or sizes[-len(shape) :] != shape or 0 in sizes:
-        return "torch"
+    if not shape or sizes[-len(shape) :] != shape:
+        return left(NO_PLAIN)
+    if 0 in sizes:
+        return left(EMPTY)
     n = math.prod(shape)
     pitch = pitch_of(sizes, strides, n, range(len(sizes) - len(shape), len(sizes)))
     options = ["affine.none"] * plain + ["residual.yes"] * adds
     problem = rows(math.prod(sizes) // n, n, pitch, dtype.itemsize, options)
-    return expected(name, problem, device, partial(_runs, name), differentiated=differentiated)
+    return expected(name, problem, device, partial(_runs, name), differentiated=differentiated, traced=traced)
 
 
 @constant

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import index
 from typing import Any
 
@@ -16,11 +15,13 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     batches,
+    constant,
     cuda_operator,
     expected,
     in_dtype,
     is_differentiated,
     is_on_gpu,
+    is_static,
     is_transformed,
     refuse_gradients,
     register_vmap,
@@ -29,6 +30,7 @@ from kernel_twins.functional.backends import (
     triton_side,
 )
 from kernel_twins.functional.expected import reduced
+from kernel_twins.functional.kept import EMPTY, NO_PLAIN, TRANSFORMED, WIDENED, kept, left
 from kernel_twins.functional.reduction.shared import axes_of, batching_rule, gradient_batching_rule
 from kernel_twins.ops.reduction.shared import MOST_AXES
 from kernel_twins.ops.tensors import DTYPE
@@ -95,7 +97,7 @@ def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False, *, backend:
 
 def _reduced(x: Tensor, dim: Dims, keepdim: bool, backend: str, kind: str, dtype: torch.dtype | None = None) -> Tensor:
     if backend == "auto":
-        backend = _choose(x, kind, dim, dtype)
+        backend = _kept(x, kind, dim, dtype)
     if dtype is not None and backend != "torch":
         return in_dtype(lambda x: _reduced(x, dim, keepdim, backend, kind), x, dtype, backend)
     if backend == "torch":
@@ -138,28 +140,36 @@ def _dims(dim: Any, kind: str) -> tuple[int, ...]:
 def _choose(x: Tensor, kind: str, dim: Dims = None, wanted: torch.dtype | None = None) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x) or (wanted or x.dtype) not in DTYPE.values() or x.dim() > MOST_AXES:
-        return "torch"
+        return left(NO_PLAIN)
     if kind == "sum" and x.dtype in HALF and (wanted == torch.float32 or torch.is_autocast_enabled("cuda")):
-        return "torch"  # which widens what it reads
+        return left(WIDENED)
     if is_transformed() and (is_differentiated() or x.dim() + batches() > MOST_AXES):  # a batch adds an axis
-        return "torch"
-    symbolic = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0  # sizes may be symbols
-    if not symbolic and x.numel() == 0:
-        return "torch"
+        return left(TRANSFORMED)
     device = x.device.index
-    if symbolic:
-        return "cuda" if _runs("cuda", device) else "torch"
-    dims = tuple(dim) if isinstance(dim, (list, torch.Size)) else dim
-    try:
-        hash(dims)
-    except TypeError:  # the backend says what is wrong with it
-        return "cuda" if _runs("cuda", device) else "torch"
     # A sum's gradient is a view, without a kernel, and argmax has none.
     differentiated = kind in ("mean", "max") and x.requires_grad and torch.is_grad_enabled()
-    return _choice(kind, x.shape, x.stride(), dims, wanted or x.dtype, device, differentiated)
+    tracing = torch.compiler.is_compiling()
+    if tracing and not is_static(x):
+        return _any_choice(kind, dim is None, device, differentiated)
+    if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return "cuda" if _runs("cuda", device) else "torch"
+    dims = tuple(dim) if isinstance(dim, (list, torch.Size)) else dim
+    return _choice(kind, tuple(x.shape), x.stride(), dims, wanted or x.dtype, device, differentiated, tracing)
 
 
-@lru_cache(maxsize=4096)
+_kept = kept(_choose)
+
+
+@constant
+def _any_choice(kind: str, no_dim: bool, device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+    needs_ours = kind == "max" and no_dim
+    return expected(
+        _NAMES[kind], None, device, _runs, differentiated=differentiated, over_torch=needs_ours, traced=True
+    )
+
+
+@constant
 def _choice(
     kind: str,
     shape: tuple[int, ...],
@@ -168,14 +178,19 @@ def _choice(
     dtype: torch.dtype,
     device: int,
     differentiated: bool,
+    traced: bool = False,
 ) -> str:
+    if 0 in shape:
+        return left(EMPTY)
     try:
         axes = axes_of(() if dim is None else _dims(dim, kind), len(shape))
     except (TypeError, ValueError, IndexError, RuntimeError):  # the backend says what is wrong with it
         return "cuda" if _runs("cuda", device) else "torch"
     no_dim = kind == "max" and dim is None  # which torch.amax refuses
     problem = reduced(shape, strides, axes, dtype.itemsize)
-    return expected(_NAMES[kind], problem, device, _runs, differentiated=differentiated, over_torch=no_dim)
+    return expected(
+        _NAMES[kind], problem, device, _runs, differentiated=differentiated, over_torch=no_dim, traced=traced
+    )
 
 
 _runs = runs_of(_cuda_operator, "reduction_nd")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    constant,
     cuda_operator,
     expected,
     in_dtype,
     is_differentiated,
     is_on_gpu,
+    is_static,
     refuse_gradients,
     register_vmap,
     require_gpu,
@@ -25,6 +27,7 @@ from kernel_twins.functional.backends import (
     triton_side,
 )
 from kernel_twins.functional.expected import pitch_of, rows
+from kernel_twins.functional.kept import COPIED, EMPTY, NO_PLAIN, TRANSFORMED, WIDENED, kept, left
 from kernel_twins.functional.rows import counted, rows_of
 from kernel_twins.functional.softmax.shared import batching_rule
 from kernel_twins.ops.tensors import DTYPE
@@ -66,7 +69,7 @@ def log_softmax(x: Tensor, dim: int = -1, backend: str = "auto", *, dtype: torch
 
 def _softmax(x: Tensor, dim: int, backend: str, log: bool, dtype: torch.dtype | None) -> Tensor:
     if backend == "auto":
-        backend = _choose(x, dim, dtype)
+        backend = _kept(x, dim, dtype)
     if dtype is not None and backend != "torch":
         return in_dtype(lambda x: _softmax(x, dim, backend, log, None), x, dtype, backend)
     if backend == "cuda":
@@ -100,24 +103,35 @@ def _by_triton() -> Callable[[Tensor, int, bool], Tensor]:
 def _choose(x: Tensor, dim: int, wanted: torch.dtype | None = None) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
     if not is_on_gpu(x):
-        return "torch"
+        return left(NO_PLAIN)
     dtype, device = wanted or x.dtype, x.device.index
     if dtype not in DTYPE.values():
-        return "torch"
-    # PyTorch widens what it reads, without another pass.
+        return left(NO_PLAIN)
     if x.dtype in HALF and torch.is_autocast_enabled("cuda"):
-        return "torch"
+        return left(WIDENED)
     if wanted == torch.float32 and x.dtype == torch.float16:
-        return "torch"
+        return left(WIDENED)
     tracing = torch.compiler.is_compiling()
     if is_differentiated():
-        return "torch"
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+        return left(TRANSFORMED)
+    differentiated = x.requires_grad and torch.is_grad_enabled()
+    if tracing and not is_static(x):
+        return _any_choice(device, differentiated)
+    if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
-    return _choice(x.shape, x.stride(), dim, dtype, device, x.requires_grad and torch.is_grad_enabled())
+    return _choice(tuple(x.shape), x.stride(), dim, dtype, device, differentiated, tracing)
 
 
-@lru_cache(maxsize=4096)
+_kept = kept(_choose)
+
+
+@constant
+def _any_choice(device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+    return expected("softmax", None, device, _runs, differentiated=differentiated, traced=True)
+
+
+@constant
 def _choice(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
@@ -125,19 +139,23 @@ def _choice(
     dtype: torch.dtype,
     device: int,
     differentiated: bool,
+    traced: bool = False,
 ) -> str:
     rank = len(shape)
     try:
         dim = counted(dim, "x", rank)
     except (IndexError, TypeError):
-        return "torch"
+        return left("there is no such dim")
     if 0 in shape:
-        return "torch"
+        return left(EMPTY)
     is_last = dim + 1 >= rank
     if not is_last and rows_of(torch.empty_strided(shape, strides, device="meta"), dim) is None:
-        return "torch"
+        return left(COPIED)
     n = shape[dim] if rank else 1
     pitch = pitch_of(shape, strides, n, (dim,))
     problem = rows(math.prod(shape) // n, n, pitch, dtype.itemsize)
     # Cases are measured along the last dimension. Along another one PyTorch copies rows that our kernels read in place.
-    return expected("softmax", problem, device, _runs, differentiated=differentiated, over_torch=not is_last)
+    over_torch = not is_last and not traced
+    return expected(
+        "softmax", problem, device, _runs, differentiated=differentiated, over_torch=over_torch, traced=traced
+    )
