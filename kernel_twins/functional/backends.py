@@ -30,14 +30,13 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
-from kernel_twins.functional.choice import nearest
 from kernel_twins.functional.expected import Problem, ordered
 from kernel_twins.functional.kept import heard
 from kernel_twins.functional.rows import Rule
 from kernel_twins.harness.ceilings import gpu_slug
 from kernel_twins.harness.load import extension
 from kernel_twins.ops.tensors import DTYPE
-from kernel_twins.spec import Backend, Case, Step
+from kernel_twins.spec import Backend, Step
 
 Function = Callable[..., Any]
 Operator = Callable[..., Tensor]
@@ -155,24 +154,6 @@ def runs_of(operator: Operator | None, *names: str) -> Callable[[Backend, int], 
         return (backend != "cuda" or operator is not None) and runs(backend, names, device)
 
     return known
-
-
-def fastest(
-    function: str,
-    problem: Case,
-    device: int,
-    is_there: Callable[[Backend, int], bool],
-    *comparable: Callable[[Case], bool],
-    over_torch: bool = False,
-) -> str:
-    """The backend that is fastest at the nearest measured problem, or "cuda" if that backend does not run here.
-
-    With ``over_torch`` PyTorch is not chosen, because this call costs it more than the measured one.
-    """
-    best = nearest(gpu_slug(torch.cuda.get_device_name(device)), function, problem, *comparable)
-    if (best == "torch" and not over_torch) or (best == "triton" and is_there("triton", device)):
-        return best
-    return "cuda" if is_there("cuda", device) else "torch"
 
 
 def expected(

@@ -26,10 +26,9 @@ class Function:
 
     ``ops`` are the operations whose steps (``Op.behind``) its calls run; the first one's chapter orders the functions.
     ``drawn`` are the operations that give its sampled cases, in turn. ``fixed`` are their options that the function
-    does not offer, and ``passes`` the passes timed there. If it ``chooses``, "auto" looks up the fastest backend at
-    the nearest case in the timings of ``drawn``; if it ``expects``, the one that is expected to be the fastest from the
-    times of ``ops`` at these and at the sampled cases. These stand under the name that ``expects`` is, which functions
-    of the same kernels share.
+    does not offer, and ``passes`` the passes timed there. If it ``expects``, "auto" takes the backend that is expected
+    to be the fastest from the times of ``drawn`` and their gradients at chosen cases and its own at sampled ones. These
+    stand under the name that ``expects`` is, which functions of the same kernels share.
     """
 
     name: str
@@ -37,7 +36,6 @@ class Function:
     drawn: tuple[str, ...]
     fixed: Mapping[str, object] = field(default_factory=dict, hash=False)
     passes: tuple[Pass, ...] = ("forward", "backward")
-    chooses: bool = False
     expects: str = ""
 
     @property

@@ -3,6 +3,6 @@
 from kernel_twins.functional.function import Function
 
 FUNCTIONS = tuple(
-    Function(name=name, ops=("attention",), drawn=("attention",), passes=("forward",), chooses=name == "attention")
-    for name in ("attention", "scaled_dot_product_attention")
+    Function(name=name, ops=("attention",), drawn=("attention",), passes=("forward",), expects=expects)
+    for name, expects in (("attention", "attention"), ("scaled_dot_product_attention", ""))
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +28,7 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     cuda_operator,
-    fastest,
+    expected,
     is_differentiated,
     is_on_gpu,
     refuse_gradients,
@@ -37,6 +37,7 @@ from kernel_twins.functional.backends import (
     runs_of,
     triton_side,
 )
+from kernel_twins.functional.expected import attended
 from kernel_twins.functional.kept import EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Case
@@ -93,11 +94,12 @@ def attention(
     takes longer, and where PyTorch's deterministic algorithms are on and raise. There is no forward mode, nor a
     gradient of the gradient.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
-    sizes, "cuda" if there are none and under torch.compile. "auto" takes PyTorch for torch.func's derivatives and
-    forward mode, and for arguments that the others refuse: other dtypes and head dimensions, tensors on a CPU or of
-    other classes, and empty ones. "torch" takes scaled_dot_product_attention, which decides how the result lies, and
-    otherwise operations that keep all probabilities for the gradient. Autocast casts operands to its dtype, as
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed measurements let expect to
+    be the fastest, interpolated between like sizes and masks, "cuda" if there are none and under torch.compile. "auto"
+    takes PyTorch for torch.func's derivatives and forward mode, and for arguments that the others refuse: other dtypes
+    and head dimensions, tensors on a CPU or of other classes, and empty ones. "torch" takes
+    scaled_dot_product_attention, which decides how the result lies, and otherwise operations that keep all
+    probabilities for the gradient. Autocast casts operands to its dtype, as
     PyTorch's.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
@@ -299,7 +301,6 @@ def _cast(dtype: torch.dtype) -> torch.dtype:
     return torch.get_autocast_dtype("cuda") if dtype in (torch.float32, *HALF) else dtype
 
 
-@lru_cache(maxsize=4096)
 def _choice(
     q: tuple[int, ...],
     k: tuple[int, ...],
@@ -322,4 +323,5 @@ def _choice(
     elif options.first != BEFORE_ALL or options.last != BEHIND_ALL:
         variant["window"] = f"{min(-options.first, keys)}_{min(options.last, keys)}"
     problem = Case.of(*q, dtype=name_of(dtype), **{name: value for name, value in variant.items() if value})
-    return fastest("attention", problem, device, _runs, over_torch=needs_ours)
+    # Gradients are not timed.
+    return expected("attention", attended(problem), device, _runs, differentiated=False, over_torch=needs_ours)

@@ -7,7 +7,7 @@ FUNCTIONS = (
         name="matmul",
         ops=("matmul_bf16", "matmul_fp32"),
         drawn=("matmul_bf16", "matmul_bf16", "matmul_fp32"),
-        chooses=True,
+        expects="matmul",
     ),
-    Function(name="linear", ops=("linear", "matmul_bf16", "matmul_fp32"), drawn=("linear",), chooses=True),
+    Function(name="linear", ops=("linear", "matmul_bf16", "matmul_fp32"), drawn=("linear",), expects="linear"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,10 +16,12 @@ from kernel_twins.functional.backends import (
     HALF,
     autocast_dtype,
     cast,
+    constant,
     cuda_operator,
-    fastest,
+    expected,
     is_differentiated,
     is_on_gpu,
+    is_static,
     narrowed,
     refuse_gradients,
     register_vmap,
@@ -27,13 +29,13 @@ from kernel_twins.functional.backends import (
     require_tensors,
     runs_of,
     triton_side,
+    wants_gradient,
 )
+from kernel_twins.functional.expected import product
 from kernel_twins.functional.kept import CAST, EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.functional.matmul.batching import backward_rule, linear_rule
-from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place
+from kernel_twins.functional.matmul.shared import Place, copyable, place
 from kernel_twins.ops.activations import ACTIVATIONS
-from kernel_twins.ops.tensors import name_of
-from kernel_twins.spec import Case
 
 _cuda_operator, _no_cuda = cuda_operator("linear")
 _runs = runs_of(_cuda_operator, "linear")
@@ -61,8 +63,8 @@ def linear(
     and activation are applied after the product is rounded.
 
     ``backend``: "cuda", "triton", "torch", or "auto". For bfloat16 and float16 on a GPU of compute capability 9.0,
-    "auto" is the fastest in this GPU's committed measurements at the nearest sizes, as for ``matmul`` ("cuda" if there
-    are none, and under torch.compile). Elsewhere, and for forward mode and torch.func's derivatives, it is PyTorch.
+    "auto" is the one that is expected to be the fastest, as for ``matmul`` ("cuda" if there are no measurements of this
+    GPU, and under torch.compile). Elsewhere, and for forward mode and torch.func's derivatives, it is PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
@@ -115,25 +117,43 @@ def _choose(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, to:
         return left(NO_PLAIN if to is None else CAST)
     if dtype not in HALF or x.dim() == 0 or weight.dim() != 2:
         return left(NO_PLAIN)
-    tracing = torch.compiler.is_compiling()
     if is_differentiated():
         return left(TRANSFORMED)
-    if tracing or torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
+    differentiated = wants_gradient(x, *others)
+    tracing = torch.compiler.is_compiling()
+    if tracing and not is_static(x, weight):
+        return _any_choice(device.index, differentiated)
+    if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device.index) else "torch"
     rows = x if x.dim() > 1 else x.unsqueeze(0)
-    return _choice(place(rows), place(weight), dtype, activation, device.index)
+    return _choice(place(rows), place(weight), dtype, activation, device.index, differentiated, tracing)
 
 
 _kept = kept(_choose)
 
 
-@lru_cache(maxsize=4096)
-def _choice(x: Place, weight: Place, dtype: torch.dtype, activation: str, device: int) -> str:
-    (x_shape, *_), ((n, k), *_) = x, weight
+@constant
+def _any_choice(device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+    return expected("linear", None, device, _runs, differentiated=differentiated, traced=True)
+
+
+@constant
+def _choice(
+    x: Place,
+    weight: Place,
+    dtype: torch.dtype,
+    activation: str,
+    device: int,
+    differentiated: bool,
+    traced: bool = False,
+) -> str:
+    (x_shape, *_), ((n, k), (row, col), _) = x, weight
     shape = math.prod(x_shape[:-1]), n, k
     if 0 in shape:
         return left(EMPTY)
     itemsize = dtype.itemsize
-    as_they_are = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
-    problem = Case(shape, name_of(dtype), (("act", activation),) if activation != "none" else ())
-    return fastest("linear", problem, device, _runs, comparable_with(as_they_are))
+    copied = n * itemsize % 16 == 0 and copyable(x, itemsize) and copyable(weight, itemsize)
+    options = ("act",) if activation != "none" else ()
+    problem = product(*shape, itemsize, copied=copied, column_major=row == 1 != col, options=options)
+    return expected("linear", problem, device, _runs, differentiated=differentiated, traced=traced)

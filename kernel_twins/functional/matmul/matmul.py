@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,21 +15,24 @@ from kernel_twins.functional.backends import (
     cast,
     constant,
     cuda_operator,
-    fastest,
+    expected,
     is_differentiated,
     is_on_gpu,
+    is_static,
     refuse_gradients,
     register_vmap,
     require_gpu,
     runs,
     triton_side,
+    wants_gradient,
 )
+from kernel_twins.functional.expected import product
 from kernel_twins.functional.kept import CAST, EMPTY, NO_PLAIN, TRANSFORMED, kept, left
 from kernel_twins.functional.matmul.batching import product_rule
-from kernel_twins.functional.matmul.shared import Place, comparable_with, copyable, place, require_out_dtype
+from kernel_twins.functional.matmul.shared import Place, copyable, place, require_out_dtype
 from kernel_twins.ops.matmul.shared import allows_tf32
 from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
-from kernel_twins.spec import Backend, Case
+from kernel_twins.spec import ITEMSIZE, Backend
 
 _cuda_operator, _no_cuda = cuda_operator("matmul")
 if _cuda_operator is not None:
@@ -56,9 +58,11 @@ def matmul(
     by PyTorch's settings. torch.func.vmap makes of its examples more rows of a or columns of b, if the other operand is
     not batched, else a batch.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the fastest in this GPU's committed measurements at the nearest
-    sizes, by the GPU's time or the host's, whichever is longer (in a CUDA graph only the GPU's counts: name a backend).
-    If there are none, and under torch.compile, where sizes may be symbols, "auto" is "cuda" if this GPU runs it.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed measurements let expect to
+    be the fastest, interpolated between products of like sizes, tiles and layout, with the backward pass where an
+    operand requires grad, by the GPU's time or the host's, whichever is longer (in a CUDA graph only the GPU's counts:
+    name a backend). If there are none, and under torch.compile, where sizes may be symbols, "auto" is "cuda" if this
+    GPU runs it.
     Vectors, broadcast batches, empty products, forward mode and torch.func's derivatives, other dtypes, and tensors of
     other classes (DTensor) or on a CPU go to PyTorch.
 
@@ -135,33 +139,47 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None, to: torch.dtype
     if a.dim() < 2 or b.dim() != 2 or a.shape[-1] != b.shape[0]:
         return left(NO_PLAIN)
     wide = out_dtype is not None and out_dtype != dtype
-    tracing = torch.compiler.is_compiling()
     if is_differentiated():
         return left(TRANSFORMED)
-    # Sizes may be symbols; and with TF32 on, PyTorch's result would not be true fp32.
-    if tracing or torch._C._len_torch_dispatch_stack() > 0 or (dtype == torch.float32 and allows_tf32()):
-        return "cuda" if _runs("cuda", name_of(dtype), wide, device.index) else "torch"
-    return _choice(place(a), place(b), dtype, wide, device.index)
+    tracing, width = torch.compiler.is_compiling(), name_of(dtype)
+    # With TF32 on, PyTorch's result would not be true fp32; and under a mode sizes may be symbols.
+    if (dtype == torch.float32 and allows_tf32()) or (not tracing and torch._C._len_torch_dispatch_stack() > 0):
+        return "cuda" if _runs("cuda", width, wide, device.index) else "torch"
+    differentiated = wants_gradient(a, b)
+    if tracing and not is_static(a, b):
+        return _any_choice(width, wide, device.index, differentiated)
+    return _choice(place(a), place(b), width, wide, device.index, differentiated, tracing)
 
 
 _kept = kept(_choose)
 
 
-@lru_cache(maxsize=4096)
-def _choice(a: Place, b: Place, dtype: torch.dtype, wide: bool, device: int) -> str:
+@constant
+def _any_choice(dtype: str, wide: bool, device: int, differentiated: bool) -> str:
+    """The choice in a trace with sizes that are symbols."""
+
+    def runs_it(backend: Backend, device: int) -> bool:
+        return _runs(backend, dtype, wide, device)
+
+    return expected("matmul", None, device, runs_it, differentiated=differentiated, over_torch=wide, traced=True)
+
+
+@constant
+def _choice(a: Place, b: Place, dtype: str, wide: bool, device: int, differentiated: bool, traced: bool = False) -> str:
     (a_shape, *_), (b_shape, (row, col), _) = a, b
     shape = math.prod(a_shape[:-1]), b_shape[1], b_shape[0]
     if 0 in shape:
         return left(EMPTY)
-    out_bytes = shape[1] * (4 if wide else dtype.itemsize)
-    as_they_are = out_bytes % 16 == 0 and copyable(a, dtype.itemsize) and copyable(b, dtype.itemsize)
-    problem = Case(shape, name_of(dtype), (("b", "col"),) if row == 1 != col else ())
+    itemsize = ITEMSIZE[dtype]
+    out_bytes = shape[1] * (4 if wide else itemsize)
+    copied = out_bytes % 16 == 0 and copyable(a, itemsize) and copyable(b, itemsize)
+    problem = product(*shape, itemsize, copied=copied, column_major=row == 1 != col)
 
     def runs_it(backend: Backend, device: int) -> bool:
-        return _runs(backend, problem.dtype, wide, device)
+        return _runs(backend, dtype, wide, device)
 
     # The measured products have a result of the operands' dtype; PyTorch is slower if the result is wider.
-    return fastest("matmul", problem, device, runs_it, comparable_with(as_they_are), over_torch=wide)
+    return expected("matmul", problem, device, runs_it, differentiated=differentiated, over_torch=wide, traced=traced)
 
 
 @constant

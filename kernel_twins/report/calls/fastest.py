@@ -12,8 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins.functional.choice import FILE
-from kernel_twins.functional.expected import BACKENDS, measured
+from kernel_twins.functional.expected import BACKENDS, COMPILED, FILE, measured
 from kernel_twins.functional.function import Function
 from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.calls.functions import FUNCTIONS
@@ -22,45 +21,37 @@ from kernel_twins.report.rows.base import DATA
 from kernel_twins.report.rows.recorded import median_us
 from kernel_twins.spec import ITEMSIZE, Backend, Case
 
-NOISE = 1.01
-"""Within this factor of the fastest, the first of cuda, torch and triton is taken: in the order of a call's cost."""
-
-
-Winners = dict[str, str]  # the fastest backend by case
 Times = dict[str, list[float]]  # of a case, by backend: microseconds of the forward pass, and of the backward pass
 
 
-def derive() -> dict[str, dict[str, Winners | dict[str, Times]]]:
-    """By GPU and function: the fastest backend by case of functions that choose by it, the times of those that expect.
-
-    A function that was not timed on the host is left out if it chooses.
-    """
-    derived: dict[str, dict[str, Winners | dict[str, Times]]] = {}
+def derive() -> dict[str, dict[str, dict[str, Times]]]:
+    """By GPU and function: the times at every case at which they are all known."""
+    derived: dict[str, dict[str, dict[str, Times]]] = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls, sampled = functions_table.read(folder), sampled_table.read(folder)
-        winners: dict[str, Winners] = {}
         times: dict[str, dict[str, Times]] = {}
         for function in FUNCTIONS.values():
-            if function.chooses and (host := host_times(calls, function.name)):
-                winners[function.name] = _by_case(folder, host, function)
-            elif function.expects:
+            if function.expects:
                 host = host_times(calls, function.name) or host_times(calls, function.ops[0])
                 times.setdefault(function.expects, {}).update(_times(folder, sampled, function, host))
-        chosen: dict[str, Winners | dict[str, Times]] = {**winners, **times}
-        derived[folder.name] = {name: cases for name, cases in chosen.items() if cases}
+        derived[folder.name] = {name: cases for name, cases in times.items() if cases}
     return derived
 
 
 def _times(
     folder: Path, sampled: pd.DataFrame, function: Function, host: dict[int, dict[str, float]]
 ) -> dict[str, Times]:
-    """Of cases at which all backends were timed: chosen ones, and sampled ones in their place where a case is both."""
-    passes = dict(zip(("forward", "backward"), function.ops, strict=False))
-    chosen = {
-        direction: timed(timings, measured_steps(op, timings))
-        for direction, op in passes.items()
-        for timings in [store.read_table(folder, op, "timings")]
-    }
+    """Of cases at which all backends were timed: chosen ones, and sampled ones in their place where a case is both.
+
+    A call takes as long as the GPU does or, where that is longer and known of all backends, as its host. Of compiled
+    calls, which are left out where they were not timed, only the GPU's time is known.
+    """
+    chosen: dict[str, dict[str, dict[str, float]]] = {}
+    for drawn in dict.fromkeys(function.drawn):
+        for direction, op in (("forward", drawn), ("backward", f"{drawn}_backward")):
+            if op in function.ops:
+                timings = store.read_table(folder, op, "timings")
+                chosen.setdefault(direction, {}).update(timed(timings, measured_steps(op, timings)))
     own = sampled[(sampled["function"] == function.name) & (sampled["status"] == "ok")]
     for direction in ("forward", "backward"):
         rows = own[own["pass"] == direction]
@@ -73,12 +64,14 @@ def _times(
             continue
         backward = chosen.get("backward", {}).get(slug, {})
         asked = host.get(ITEMSIZE[case.dtype], {})
+        known = asked if asked.keys() >= {*BACKENDS} else {}
         found[slug] = {
             backend: [
-                _short(max(forward[backend], asked.get(backend, 0.0) if asked.keys() >= {*BACKENDS} else 0.0)),
-                *([_short(backward[backend])] if backward.keys() >= {*BACKENDS} else []),
+                _short(max(forward[backend], known.get(backend, 0.0))),
+                *([_short(backward[backend])] if backward.keys() >= {*BACKENDS, backend} else []),
             ]
-            for backend in BACKENDS
+            for backend in (*BACKENDS, COMPILED)
+            if backend in forward
         }
     return found
 
@@ -97,14 +90,6 @@ def _fixed(function: Function) -> Mapping[str, object]:
 
 def _short(us: float) -> float:
     return float(f"{us:.4g}")
-
-
-def _by_case(folder: Path, host: dict[int, dict[str, float]], function: Function) -> dict[str, str]:
-    best: dict[str, str] = {}
-    for op in dict.fromkeys(function.drawn):
-        timings = store.read_table(folder, op, "timings")
-        best |= sorted(fastest(timings, measured_steps(op, timings), host).items())
-    return best
 
 
 def measured_steps(op: str, timings: pd.DataFrame) -> dict[Backend, str]:
@@ -129,30 +114,17 @@ def host_times(calls: pd.DataFrame, function: str) -> dict[int, dict[str, float]
 
 
 def timed(timings: pd.DataFrame, steps: dict[Backend, str]) -> dict[str, dict[str, float]]:
-    """The GPU's microseconds by case and backend, of the steps and PyTorch's call in one contest."""
+    """The GPU's microseconds by case and backend, of the steps and PyTorch's call in one contest.
+
+    PyTorch's compiled call is timed among the slow ones where it is slow.
+    """
     on_gpu: dict[str, dict[str, float]] = {}
-    for row in timings[(timings.status == "ok") & (timings.contest == "fast")].itertuples():
-        if row.step == steps.get(row.backend, "" if row.backend == "torch" else None):
+    for row in timings[timings.status == "ok"].itertuples():
+        is_compiled = row.backend == COMPILED and row.contest in ("fast", "slow")
+        is_step = row.contest == "fast" and row.step == steps.get(row.backend, "" if row.backend == "torch" else None)
+        if is_compiled or is_step:
             on_gpu.setdefault(row.case, {})[row.backend] = median_us(row)
     return on_gpu
-
-
-def fastest(timings: pd.DataFrame, steps: dict[Backend, str], host: dict[int, dict[str, float]]) -> dict[str, str]:
-    """The fastest backend by case, of what was timed in the same contest.
-
-    A call takes as long as the GPU does or, where that is longer and known of all backends, as its host.
-    """
-    best = {}
-    for slug, times in timed(timings, steps).items():
-        asked = host.get(ITEMSIZE[Case.parse(slug).dtype], {})
-        if times.keys() <= asked.keys():
-            times = {backend: max(time, asked[backend]) for backend, time in times.items()}
-        if "torch" in times:
-            least = min(times.values())
-            best[slug] = next(
-                name for name in ("cuda", "torch", "triton") if times.get(name, float("inf")) <= NOISE * least
-            )
-    return best
 
 
 def render() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kernel_twins import OPS
-from kernel_twins.functional import choice
+from kernel_twins.functional import expected
 from kernel_twins.report.calls import fastest, functions_table, sampled_table
 from kernel_twins.report.compare import history
 from kernel_twins.report.meaning import predictions, retired, static
@@ -66,10 +66,10 @@ def run(release: bool, audit: bool) -> Findings:
 
 def stale_choices() -> list[str]:
     """A line if what "auto" reads is not what the timings and the sampled rows say."""
-    if fastest.render() == choice.FILE.read_text():
+    if fastest.render() == expected.FILE.read_text():
         return []
     told = "is not what the timings and the sampled rows say"
-    return [f"kernel_twins/functional/{choice.FILE.name} {told}: run python -m {fastest.__name__}"]
+    return [f"kernel_twins/functional/{expected.FILE.name} {told}: run python -m {fastest.__name__}"]
 
 
 def _files_without_steps() -> list[str]:
