@@ -26,7 +26,6 @@ namespace {
 
 constexpr size_t MOST = 4096;     // signatures of a function, after which all are forgotten
 constexpr int64_t ALIGNMENT = 8;  // elements: an offset that is a multiple is one of 16 bytes, for any dtype
-constexpr std::string_view FIRST_CALL_COMPILES = "triton";
 
 using Key = c10::SmallVector<int64_t, 40>;
 
@@ -40,20 +39,9 @@ struct KeyHash {
   }
 };
 
-struct Choice {
-  pybind11::object backend;
-  bool compiles;  // a first call compiles its kernel, which a capture must not
-};
-
 struct Choices {
   pybind11::object choose;
-  std::unordered_map<Key, Choice, KeyHash> kept;
-};
-
-// What a call is besides its key.
-struct Call {
-  bool on_gpu = false;
-  bool differentiated = false;
+  std::unordered_map<Key, pybind11::object, KeyHash> kept;
 };
 
 thread_local bool asks_anew = false;
@@ -66,21 +54,19 @@ const c10::DispatchKeySet SPECIAL({c10::DispatchKey::Python, c10::DispatchKey::C
                                    c10::DispatchKey::FuncTorchBatched,
                                    c10::DispatchKey::FuncTorchGradWrapper});
 
-bool add(Key& key, const at::Tensor& tensor, Call& call) {
+bool add(Key& key, const at::Tensor& tensor, bool& on_gpu) {
   const auto* const known = tensor.unsafeGetTensorImpl();
   if (!tensor.defined() || tensor.layout() != at::kStrided || known->has_symbolic_sizes_strides() ||
       known->key_set().has_any(SPECIAL) || known->is_python_dispatch()) {
     return false;
   }
   const auto device = tensor.device();
-  const bool differentiated = tensor.requires_grad() && c10::GradMode::is_enabled();
-  call.on_gpu |= device.is_cuda();
-  call.differentiated |= differentiated;
+  on_gpu |= device.is_cuda();
   const std::array<int64_t, 6> small{TENSOR,
                                      static_cast<int64_t>(tensor.scalar_type()),
                                      static_cast<int64_t>(device.type()),
                                      device.index(),
-                                     differentiated,
+                                     tensor.requires_grad() && c10::GradMode::is_enabled(),
                                      tensor.storage_offset() % ALIGNMENT};
   int64_t packed = tensor.dim();
   for (const int64_t part : small) packed = packed << 8 | (part & 0xFF);
@@ -102,12 +88,12 @@ bool add(Key& key, std::string_view text) {
 }
 
 // Adds an argument to the key; false if it is of a kind of which a key cannot say all.
-bool add(Key& key, PyObject* given, Call& call) {
+bool add(Key& key, PyObject* given, bool& on_gpu) {
   if (given == Py_None) {
     key.push_back(NONE);
     return true;
   }
-  if (THPVariable_CheckExact(given)) return add(key, THPVariable_Unpack(given), call);
+  if (THPVariable_CheckExact(given)) return add(key, THPVariable_Unpack(given), on_gpu);
   if (PyBool_Check(given)) {
     key.append({BOOLEAN, given == Py_True});
     return true;
@@ -135,7 +121,7 @@ bool add(Key& key, PyObject* given, Call& call) {
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(given);
   key.append({SEQUENCE, size});
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!add(key, PySequence_Fast_GET_ITEM(given, i), call)) return false;
+    if (!add(key, PySequence_Fast_GET_ITEM(given, i), on_gpu)) return false;
   }
   return true;
 }
@@ -166,25 +152,21 @@ PyObject* choice(PyObject* self, PyObject* const* given, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   auto& [choose, kept] = *static_cast<Choices*>(PyCapsule_GetPointer(self, nullptr));
   Key key;
-  Call call;
+  bool on_gpu = false;
   bool is_known = !asks_anew && !is_surrounded();
   if (is_known) add_settings(key);
-  for (Py_ssize_t i = 0; is_known && i < count; ++i) is_known = add(key, given[i], call);
+  for (Py_ssize_t i = 0; is_known && i < count; ++i) is_known = add(key, given[i], on_gpu);
   if (is_known) {
     const auto found = kept.find(key);
-    // A capture takes a kernel that an equal call compiled; whether its gradient's was compiled, too, is not
-    // known.
-    if (found != kept.end() && !(found->second.compiles && call.differentiated && is_captured())) {
-      return found->second.backend.inc_ref().ptr();
-    }
+    if (found != kept.end()) return found->second.inc_ref().ptr();
   }
   auto chosen = pybind11::reinterpret_steal<pybind11::object>(
       PyObject_Vectorcall(choose.ptr(), given, static_cast<size_t>(count), nullptr));
   if (!chosen) throw python_error();
-  if (is_known && !(call.on_gpu && is_captured())) {
+  // During a capture no kernel may be compiled, so that a first call chooses of what is compiled already.
+  if (is_known && !(on_gpu && is_captured())) {
     if (kept.size() >= MOST) kept.clear();
-    const bool compiles = chosen.cast<std::string_view>() == FIRST_CALL_COMPILES;
-    kept.insert_or_assign(std::move(key), Choice{chosen, compiles});
+    kept.insert_or_assign(std::move(key), chosen);
   }
   return chosen.release().ptr();
   END_HANDLE_TH_ERRORS

@@ -30,10 +30,10 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 
 from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
-from kernel_twins.functional.expected import Problem, ordered
+from kernel_twins.functional.expected import Problem, is_measured, ordered
 from kernel_twins.functional.kept import heard
 from kernel_twins.functional.rows import Rule
-from kernel_twins.harness.ceilings import gpu_slug
+from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.harness.load import extension
 from kernel_twins.ops.tensors import DTYPE
 from kernel_twins.spec import Backend, Step
@@ -46,6 +46,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 _Side = TypeVar("_Side")
 _Asked = TypeVar("_Asked", bound=Function)
+_LIKE: dict[tuple[int, int] | None, str] = {(9, 0): REFERENCE_GPU}
 _PLAIN = (Tensor, torch.nn.Parameter)
 _BATCHED: Any = torch._C._parse_dispatch_key("Batched")
 
@@ -175,14 +176,19 @@ def expected(
     if (hears := heard()) is not None:
         hears.function, hears.problem, hears.device, hears.differentiated = function, problem, device, differentiated
     captures = not traced and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    gpu = gpu_slug(torch.cuda.get_device_name(device))
-    for best in ordered(gpu, function, problem, differentiated, traced):
+    for best in ordered(_measured(device), function, problem, differentiated, traced):
         if best == "torch":
             if not over_torch:
                 return best
         elif not (best == "triton" and captures) and is_there("cuda" if best == "cuda" else "triton", device):
             return best
     return "cuda" if is_there("cuda", device) else "torch"
+
+
+def _measured(device: int) -> str:
+    """The GPU whose times are asked for: this one, or one of its compute capability if it was never measured."""
+    gpu = gpu_slug(torch.cuda.get_device_name(device))
+    return gpu if is_measured(gpu) else _LIKE.get(_capability(device), gpu)
 
 
 def is_static(*tensors: Tensor | None) -> bool:

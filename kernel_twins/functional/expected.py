@@ -232,6 +232,11 @@ def _times(gpu: str, function: str, contestants: Sequence[str]) -> Iterable[tupl
             yield problem, slug, [times[name] for name in contestants]
 
 
+def is_measured(gpu: str) -> bool:
+    """Whether there are times of a GPU."""
+    return gpu in _content()
+
+
 @cache
 def _content() -> dict[str, dict[str, dict[str, dict[str, list[float]]]]]:
     content: dict[str, dict[str, dict[str, dict[str, list[float]]]]] = json.loads(FILE.read_text())

@@ -227,7 +227,7 @@ def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual
         return _any_choice(name, device.index, differentiated)
     if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(name, "cuda", device.index) else "torch"
-    plain, adds = not affine or affine[0] is None, residual is not None
+    plain, adds = len(affine) == 0 or affine[0] is None, residual is not None
     return _choice(
         name, tuple(x.shape), x.stride(), tuple(shape), plain, adds, dtype, device.index, differentiated, tracing
     )

@@ -345,8 +345,8 @@ def test_autocast_casts_operands_as_pytorchs_does(backend) -> None:
 def test_auto_under_autocast_takes_ours() -> None:
     q, k, v = operands(dtype=torch.float32)
     with torch.autocast("cuda", dtype=torch.bfloat16):
-        assert _choose(q, k.half(), v.bfloat16(), options=Options(softcap=5.0)) == "cuda"
-    assert _choose(q, k, v, options=Options(softcap=5.0)) == "torch"
+        assert _choose(q, k.half(), v.bfloat16(), None, None, Options(softcap=5.0)) == "cuda"
+    assert _choose(q, k, v, None, None, Options(softcap=5.0)) == "torch"
 
 
 @ALL
