@@ -66,18 +66,28 @@ class Problem:
 
     @classmethod
     def of(
-        cls, itemsize: int, sizes: Sequence[int], layout: Iterable[bool], axes: str = "", options: tuple[str, ...] = ()
+        cls,
+        itemsize: int,
+        sizes: Sequence[int],
+        layout: Iterable[bool],
+        axes: str = "",
+        options: tuple[str, ...] = (),
+        tensors: int = 1,
     ) -> Problem:
-        """``sizes`` are rows and their length, of reductions the innermost axis, too; ``layout`` is yes or no."""
+        """``sizes`` are rows and their length, of reductions the innermost axis, too; ``layout`` is yes or no.
+
+        ``tensors`` of that size are read or written.
+        """
         count, *lengths = map(math.log, sizes)
         place = _ROWS * count, *lengths, *(_LAYOUT * each for each in layout)
-        return cls(itemsize, place, axes, options, work=_LAUNCH + sizes[0] * sizes[1] * itemsize * _BYTE)
+        return cls(itemsize, place, axes, options, work=_LAUNCH + tensors * sizes[0] * sizes[1] * itemsize * _BYTE)
 
 
 def rows(m: int, n: int, pitch: int, itemsize: int, options: Iterable[str] = ()) -> Problem:
     """m rows of n elements that begin ``pitch`` elements apart."""
     aligned, whole = pitch * itemsize % _WORD == 0, n * itemsize % _WORD == 0
-    return Problem.of(itemsize, (m, n), (pitch != n, aligned, whole), "", tuple(sorted(options)))
+    given = tuple(sorted(options))
+    return Problem.of(itemsize, (m, n), (pitch != n, aligned, whole), "", given, tensors=2 + ("residual.yes" in given))
 
 
 def pitch_of(shape: Sequence[int], strides: Sequence[int], n: int, row: Iterable[int]) -> int:
@@ -168,8 +178,11 @@ def measured(case: Case) -> Problem | None:
 def _measured_product(case: Case) -> Problem | None:
     if "expanded" in (case.get("a"), case.get("b")) or case.get("out"):
         return None
+    m, n, k = case.shape
     return product(
-        *case.shape,
+        m,
+        n,
+        k,
         ITEMSIZE[case.dtype],
         copied=not copyable_with_out(case),
         column_major="col" in (case.get("b"), case.get("w")),

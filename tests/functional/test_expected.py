@@ -1,4 +1,4 @@
-"""What "auto" expects of rows, from tables that are made up; neither torch nor a GPU is needed."""
+"""What "auto" expects, from tables that are made up; neither torch nor a GPU is needed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from kernel_twins.functional import choice, expected
-from kernel_twins.functional.expected import Problem, reduced, rows
+from kernel_twins.functional import expected
+from kernel_twins.functional.expected import Problem, product, reduced, rows
 from kernel_twins.report.calls import fastest
 from kernel_twins.report.calls.functions import FUNCTIONS
 from kernel_twins.report.pages import checks
@@ -26,9 +26,11 @@ def first(monkeypatch):
 
     monkeypatch.setattr(expected, "table", expected.table.__wrapped__)  # what is made up here is not to be kept
 
-    def of(cases: dict[str, Times], problem: Problem, differentiated: bool = False) -> str | None:
+    def of(
+        cases: dict[str, Times], problem: Problem | None, differentiated: bool = False, traced: bool = False
+    ) -> str | None:
         monkeypatch.setattr(expected, "_content", lambda: {"gpu": {"softmax": cases}})
-        return next(iter(expected.ordered("gpu", "softmax", problem, differentiated)), None)
+        return next(iter(expected.ordered("gpu", "softmax", problem, differentiated, traced)), None)
 
     return of
 
@@ -83,6 +85,62 @@ def test_where_gradients_are_wanted_both_passes_count(first) -> None:
     assert first({"64x72-bf16": forward_alone}, problem, differentiated=True) == "cuda"
 
 
+def test_a_product_is_compared_with_those_of_its_layout_and_of_tiles_that_are_as_full(first) -> None:
+    def asked(m: int, n: int, k: int, copied: bool = True, column_major: bool = False) -> str | None:
+        return first(cases, product(m, n, k, 2, copied=copied, column_major=column_major))
+
+    cases = {
+        "4096x4096x4096-bf16": times(10, 30, 20),
+        "4096x4096x4096-bf16-b.col": times(30, 10, 20),
+        "4095x4097x4096-bf16": times(30, 20, 10),
+    }
+    assert asked(4096, 4096, 4096) == asked(8192, 4096, 2048) == "cuda"
+    assert asked(8192, 4096, 2048, column_major=True) == "torch"
+    assert asked(8191, 4099, 2048, copied=False) == "triton"
+    cases = {"2048x2112x4096-fp16": times(10, 30, 20), "528x2048x4096-fp16": times(30, 10, 20)}
+    assert asked(1024, 4096, 4096) == "cuda"  # 128 tiles on 132 SMs
+    assert asked(1024, 1024, 4096) == "torch"  # 32
+
+
+def test_a_product_that_was_measured_without_gradients_counts_where_they_are_wanted(first) -> None:
+    cases = {
+        "4096x4096x4096-bf16": {"cuda": [10.0, 50.0], "torch": [20.0, 20.0], "triton": [30.0, 30.0]},
+        "64x64x4096-bf16": times(20, 30, 10),
+    }
+    large, small = (product(m, m, 4096, 2, copied=True, column_major=False) for m in (4096, 64))
+    assert [first(cases, large, differentiated) for differentiated in (False, True)] == ["cuda", "torch"]
+    assert [first(cases, small, differentiated) for differentiated in (False, True)] == ["triton", "triton"]
+
+
+def test_inductor_is_taken_unless_rows_of_ours_take_half_its_time_and_products_less(first) -> None:
+    def traced(cuda: float, inductor: float, slug: str, *, symbols: bool = False) -> str | None:
+        cases = {slug: {**times(cuda, 1, 99), "compile": [inductor]}}
+        return first(cases, None if symbols else expected.measured(Case.parse(slug)), traced=True)
+
+    for symbols in (False, True):
+        assert traced(10, 19, "64x64-bf16", symbols=symbols) == "torch"
+        assert traced(10, 21, "64x64-bf16", symbols=symbols) == "cuda"
+        assert traced(10, 9, "64x64x64-bf16", symbols=symbols) == "torch"
+        assert traced(10, 11, "64x64x64-bf16", symbols=symbols) == "cuda"
+    assert first({"64x64-bf16": times(10, 30, 20)}, rows(64, 64, 64, 2), traced=True) is None
+    assert first({"64x64-bf16": times(10, 30, 20)}, None, traced=True) is None
+
+
+def test_the_time_of_a_measured_case_is_told_and_that_of_others_by_their_work(monkeypatch) -> None:
+    both = {"cuda": [100.0, 300.0], "torch": [200.0, 400.0], "triton": [400.0, 100.0]}
+    monkeypatch.setattr(expected, "timed", expected.timed.__wrapped__)
+    monkeypatch.setattr(expected, "_content", lambda: {"gpu": {"softmax": {"8192x4096-bf16": both}}})
+    alike, longer = (rows(m, 4096, 4096, 2) for m in (8192, 8192 * 1024))
+    told = expected.estimate("gpu", "softmax", alike, False)
+    assert told.us == pytest.approx({"cuda": 100, "torch": 200, "triton": 400})
+    assert told.nearest == (("8192x4096-bf16", 0.0),)
+    assert expected.estimate("gpu", "softmax", alike, True).us == pytest.approx(
+        {"cuda": 400, "torch": 600, "triton": 500}
+    )
+    assert 800 < expected.estimate("gpu", "softmax", longer, False).us["cuda"] / 100 < 1200
+    assert expected.estimate("gpu", "softmax", rows(64, 64, 64, 4), False) == expected.Estimate({}, ())
+
+
 def test_a_reduction_is_the_one_that_is_left_when_axes_are_merged() -> None:
     assert reduced((2, 3, 40), (120, 40, 1), (1, 2), 2) == reduced((2, 120), (120, 1), (1,), 2)
     assert reduced((2, 3, 40), (120, 40, 1), (0, 1, 2), 2) == reduced((240,), (1,), (0,), 2)
@@ -101,20 +159,21 @@ def test_a_measured_reduction_that_names_no_axes_is_one_over_the_last_axis() -> 
 
 @pytest.mark.parametrize("name", sorted({function.expects for function in FUNCTIONS.values()} - {""}))
 def test_any_problem_of_a_function_can_be_compared_with_all_that_were_measured(name: str) -> None:
-    for gpu, functions in json.loads(choice.FILE.read_text()).items():
-        for slug in functions[name]:
+    for gpu, functions in json.loads(expected.FILE.read_text()).items():
+        for slug in functions.get(name, ()):
             problem = expected.measured(Case.parse(slug))
             assert problem
             assert expected.ordered(gpu, name, problem, False)
 
 
 def test_every_time_in_the_file_is_of_a_problem_and_is_read() -> None:
-    content = json.loads(choice.FILE.read_text())
+    content = json.loads(expected.FILE.read_text())
     for gpu, functions in content.items():
-        for name in {function.expects for function in FUNCTIONS.values()} - {""}:
+        assert {function.expects for function in FUNCTIONS.values()} - {"", "attention"} == {*functions}
+        for name in functions:
             known = expected.table(gpu, name, False)
             assert sum(map(len, known.values())) == len(functions[name]) > 0
-    assert choice.FILE.stat().st_size <= 200_000
+    assert expected.FILE.stat().st_size <= 200_000
 
 
 def test_options_that_a_function_fixes_tell_its_cases_from_those_of_others() -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,15 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.errors import UnavailableError  # noqa: E402
-from kernel_twins.functional import backends, choice  # noqa: E402
+from kernel_twins.functional import backends, expected  # noqa: E402
 from kernel_twins.functional.backends import cuda_operator, is_on_gpu, is_plain  # noqa: E402
+from kernel_twins.functional.expected import Problem, product  # noqa: E402
 from kernel_twins.functional.matmul import linear  # noqa: E402
-from kernel_twins.functional.matmul.shared import comparable_with  # noqa: E402
 from kernel_twins.harness.load import extension  # noqa: E402
 from kernel_twins.report.calls import fastest  # noqa: E402
-from kernel_twins.spec import Backend, Case  # noqa: E402
+from kernel_twins.report.calls.functions import FUNCTIONS  # noqa: E402
+from kernel_twins.report.rows import store  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
 from tests.sides import as_interpreted, cuda_library  # noqa: E402
 
 matmul = importlib.import_module("kernel_twins.functional.matmul.matmul")  # the module, which a function hides
@@ -240,42 +241,43 @@ def test_the_public_functions_are_found_lazily() -> None:
         kernel_twins.matmull  # noqa: B018
 
 
-def test_the_fastest_backends_are_those_of_the_committed_timings() -> None:
-    assert json.loads(choice.FILE.read_text()) == fastest.derive(), f"stale: run python -m {fastest.__name__}"
+def test_the_times_are_those_of_the_committed_rows() -> None:
+    assert json.loads(expected.FILE.read_text()) == fastest.derive(), f"stale: run python -m {fastest.__name__}"
 
 
-def test_auto_chooses_among_two_languages_and_pytorchs_own_call() -> None:
-    """Whatever else would be faster: torch.compile and other libraries are baselines in documents alone."""
-    told = [
-        told
-        for by_function in json.loads(choice.FILE.read_text()).values()
-        for by_case in by_function.values()
-        for told in by_case.values()
-    ]
-    chosen = {backend for each in told for backend in ([each] if isinstance(each, str) else each)}
-    assert chosen == {"cuda", "triton", "torch"}
-    times = {("torch", "", "fast"): 30, ("cuda", "c", "fast"): 20, ("compile", "", "fast"): 10}
-    times |= {("max_autotune", "", "fast"): 5, ("torch", "", "rested"): 1, ("torch", "", "chain"): 1}
-    rows = [
-        {"case": "64x64x64-bf16", "backend": backend, "step": step, "status": "ok", "contest": contest}
-        | {"times_us": " ".join([str(time)] * 3)}
-        for (backend, step, contest), time in times.items()
-    ]
-    assert fastest.fastest(pandas.DataFrame(rows), {"cuda": "c"}, {}) == {"64x64x64-bf16": "cuda"}
+def timings(case: str, times: dict[tuple[str, str, str], str]) -> pandas.DataFrame:
+    """Rows of timings, by backend, step and contest."""
+    return pandas.DataFrame(
+        [
+            {"case": case, "backend": backend, "step": step, "status": "ok", "contest": contest, "times_us": each}
+            for (backend, step, contest), each in times.items()
+        ]
+    )
 
 
-def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster() -> None:
-    on_gpu = [("64x64x64-bf16", "10 11 12", "15 16 17", "4 5 6"), ("4096x4096x4096-bf16", "200", "220", "190")]
-    rows = [
-        {"case": case, "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": times}
-        for case, *by_backend in on_gpu
-        for (backend, step), times in zip((("cuda", "c"), ("torch", ""), ("triton", "t")), by_backend, strict=True)
-    ]
-    steps: dict[Backend, str] = {"cuda": "c", "triton": "t"}
+def test_auto_knows_the_times_of_two_languages_and_pytorchs_own_call_and_by_inductor() -> None:
+    """Whatever else would be faster: other libraries are baselines in documents alone."""
+    content = json.loads(expected.FILE.read_text()).values()
+    told = [times for by_function in content for by_case in by_function.values() for times in by_case.values()]
+    assert {backend for times in told for backend in times} == {"cuda", "triton", "torch", "compile"}
+    times = {("torch", "", "fast"): "30", ("cuda", "c", "fast"): "20", ("compile", "", "slow"): "10"}
+    times |= {("max_autotune", "", "fast"): "5", ("torch", "", "rested"): "1", ("compile", "", "chain"): "1"}
+    times |= {("cuda", "before", "fast"): "1"}
+    rows = timings("64x64x64-bf16", times)
+    assert fastest.timed(rows, {"cuda": "c"}) == {"64x64x64-bf16": {"torch": 30, "cuda": 20, "compile": 10}}
+
+
+def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster(monkeypatch) -> None:
+    behind = {backend: OPS["linear"].behind[backend][0] for backend in ("cuda", "triton")}
+    times = {("torch", "", "fast"): "15 16 17", ("compile", "", "fast"): "5", ("cuda", behind["cuda"], "fast"): "11"}
+    rows = timings("64x64x64-bf16", times | {("triton", behind["triton"], "fast"): "90"})
+    monkeypatch.setattr(store, "read_table", lambda folder, op, kind: rows)
+    sampled = pandas.DataFrame(columns=["function", "status", "pass"])
     host = {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
-    for known, best in ((host, "cuda"), ({}, "triton"), ({"cuda": 14.0, "torch": 18.0}, "triton")):
-        assert list(fastest.fastest(pandas.DataFrame(rows), steps, {2: known}).values()) == [best, "triton"]
-    assert list(fastest.fastest(pandas.DataFrame(rows), steps, {4: host}).values()) == ["triton", "triton"]
+    on_gpu = {"cuda": [11.0], "torch": [16.0], "triton": [90.0], "compile": [5.0]}
+    on_host = {"cuda": [14.0], "torch": [18.0], "triton": [90.0], "compile": [5.0]}
+    for known, told in (({2: host}, on_host), ({4: host}, on_gpu), ({2: {"cuda": 14.0, "torch": 18.0}}, on_gpu)):
+        assert fastest._times(ROOT, sampled, FUNCTIONS["linear"], known) == {"64x64x64-bf16": told}
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
@@ -284,50 +286,35 @@ def test_every_backend_names_steps_that_there_are() -> None:
             assert all(backend in OPS[op].step(name).backends for name in names)
 
 
-def test_a_measured_case_gets_its_own_winner_and_others_the_nearest_of_their_kind(monkeypatch) -> None:
-    measured = {
-        "4096x4096x4096-bf16": "cuda",
-        "4096x4096x4096-bf16-b.col": "torch",
-        "4095x4097x4096-bf16": "triton",
-        "1024x1024x1024-fp32": "torch",
-    }
-    monkeypatch.setattr(choice, "table", lambda gpu, function: {Case.parse(k): v for k, v in measured.items()})
-
-    def nearest(slug: str, copyable: bool = True) -> str | None:
-        return choice.nearest("gpu", "matmul", Case.parse(slug), comparable_with(copyable))
-
-    assert nearest("4096x4096x4096-bf16") == "cuda"
-    assert nearest("64x64x64-fp16") == "cuda"
-    assert nearest("4096x4096x4096-bf16-b.col") == "torch"
-    assert nearest("4096x4096x4100-bf16", copyable=False) == "triton"
-    assert nearest("4096x4096x4096-fp32") == "torch"
-    assert nearest("4097x4096x4095-fp32", copyable=False) is None
-
-
-def test_auto_asks_for_the_nearest_of_what_it_was_given(monkeypatch) -> None:
+def test_auto_asks_for_the_problem_that_it_was_given(monkeypatch) -> None:
     asked = []
 
-    def nearest(gpu: str, function: str, problem: Case, comparable: Callable[[Case], bool]) -> str:
-        asked.append((problem, comparable(Case.parse("64x64x64-bf16"))))
-        return "cuda"
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, traced: bool) -> list[str]:
+        asked.append((problem, differentiated))
+        return ["torch", "cuda"] if problem.itemsize == 4 else ["cuda"]
 
     monkeypatch.setattr(matmul, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(matmul.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(matmul, "_runs", lambda *_: True)
-    monkeypatch.setattr(backends, "nearest", nearest)
+    monkeypatch.setattr(backends, "ordered", ordered)
     monkeypatch.setattr(matmul, "_choice", matmul._choice.__wrapped__)  # what is made up here is not to be kept
     half = partial(torch.empty, dtype=torch.bfloat16)
     assert matmul._choose(half(2, 3, 16), half(16, 8), None) == "cuda"
     assert matmul._choose(half(6, 16), half(8, 16).t(), None) == "cuda"
     assert matmul._choose(half(6 * 16 + 3)[3:].view(6, 16), half(16, 8), None) == "cuda"
     assert matmul._choose(half(6, 16), half(16, 6), torch.float32) == "cuda"
-    case = Case.parse
+    assert matmul._choose(half(6, 16).requires_grad_(), half(16, 8), None) == "cuda"
+    assert matmul._choose(torch.empty(6, 16), torch.empty(16, 8), None) == "torch"
     assert asked == [
-        (case("6x8x16-bf16"), True),
-        (case("6x8x16-bf16-b.col"), True),
-        (case("6x8x16-bf16"), False),
-        (case("6x6x16-bf16"), False),
+        (product(6, 8, 16, 2, copied=True, column_major=False), False),
+        (product(6, 8, 16, 2, copied=True, column_major=True), False),
+        (product(6, 8, 16, 2, copied=False, column_major=False), False),
+        (product(6, 6, 16, 2, copied=False, column_major=False), False),
+        (product(6, 8, 16, 2, copied=True, column_major=False), True),
+        (product(6, 8, 16, 4, copied=True, column_major=False), False),
     ]
+    assert asked[0][0] == expected.measured(Case.parse("6x8x16-bf16"))
+    assert asked[1][0] == expected.measured(Case.parse("6x8x16-fp16-b.col"))
     for a, b in (((16,), (16, 8)), ((2, 3, 16), (2, 16, 8)), ((3, 16), (16,)), ((3, 16), (8, 4)), ((0, 16), (16, 8))):
         assert matmul._choose(half(*a), half(*b), None) == "torch"
     assert matmul._choose(torch.empty(4, 4).double(), torch.empty(4, 4).double(), None) == "torch"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
+from kernel_twins.functional import expected  # noqa: E402
 from kernel_twins.functional.matmul.matmul import _choose  # noqa: E402
 from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import DTYPE  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -206,13 +210,13 @@ def test_tensors_off_the_gpu_are_refused(backend) -> None:
 def test_auto_takes_what_was_measured() -> None:
     if torch.cuda.get_device_name() != "NVIDIA H100 80GB HBM3":
         pytest.skip("no measurements are committed for this GPU")
-    from kernel_twins.functional import choice
-
-    for case, best in choice.table("h100-sxm", "matmul").items():
+    for slug in json.loads(expected.FILE.read_text())["h100-sxm"]["matmul"]:
+        case = Case.parse(slug)
         op = OPS["matmul_fp32" if case.dtype == "fp32" else "matmul_bf16"]
         if max(case.shape) <= 8192:
             a, b = op.inputs(case, generator(case, "cuda"))
-            assert _choose(a, b, None) == best, case.slug
+            best = expected.ordered("h100-sxm", "matmul", expected.measured(case), differentiated=False)[0]
+            assert _choose(a, b, None) == best, slug
     a, b = operands((2, 3, 5), (2, 5, 4))
     assert _choose(a, b, None) == "torch"
 

@@ -15,6 +15,8 @@ from torch.nn import functional  # noqa: E402
 import kernel_twins  # noqa: E402
 from kernel_twins.functional.attention import torch_attention  # noqa: E402
 from kernel_twins.functional.attention.shared import options_of  # noqa: E402
+from kernel_twins.functional.expected import attended  # noqa: E402
+from kernel_twins.spec import Case  # noqa: E402
 from tests.attention_reference import (  # noqa: E402
     KINDS,
     STARTS,
@@ -308,11 +310,11 @@ def test_auto_leaves_to_pytorch_what_the_others_refuse(monkeypatch) -> None:
 def test_auto_takes_pytorch_only_where_it_has_a_kernel(monkeypatch) -> None:
     asked_for: list[Any] = []
 
-    def fastest(function, problem, device, runs, over_torch):
-        asked_for.append((problem.slug, over_torch))
+    def expected(function, problem, device, runs, differentiated, over_torch):
+        asked_for.append((problem, over_torch))
         return "cuda"
 
-    monkeypatch.setattr(module, "fastest", fastest)
+    monkeypatch.setattr(module, "expected", expected)
     module._choice.cache_clear()
     q, k = (2, 8, 64, 128), (2, 2, 96, 128)
     for kind, key, needs_ours in (
@@ -327,11 +329,14 @@ def test_auto_takes_pytorch_only_where_it_has_a_kernel(monkeypatch) -> None:
         module._choice(q, key, key, torch.bfloat16, asked(**kind), needs_ours, 0)
     module._choice.cache_clear()
     assert asked_for == [
-        ("2x8x64x128-bf16", False),
-        ("2x8x64x128-bf16-mask.causal", False),
-        ("2x8x64x128-bf16-keys.96-kv.2-mask.top", False),
-        ("2x8x64x128-bf16-keys.96-kv.2-mask.causal", True),
-        ("2x8x64x128-bf16-window.5_64", True),
-        ("2x8x64x128-bf16", True),
-        ("2x8x64x128-bf16", True),
+        (attended(Case.parse(slug)), over_torch)
+        for slug, over_torch in (
+            ("2x8x64x128-bf16", False),
+            ("2x8x64x128-bf16-mask.causal", False),
+            ("2x8x64x128-bf16-keys.96-kv.2-mask.top", False),
+            ("2x8x64x128-bf16-keys.96-kv.2-mask.causal", True),
+            ("2x8x64x128-bf16-window.5_64", True),
+            ("2x8x64x128-bf16", True),
+            ("2x8x64x128-bf16", True),
+        )
     ]

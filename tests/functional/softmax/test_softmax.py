@@ -532,18 +532,6 @@ def test_auto_is_traced_to_the_operator_along_the_last_dimension(operators, monk
         assert len(targets) == 1 and ("kernel_twins" in targets[0]) == (name != "softmax")
 
 
-def test_a_functions_fastest_backend_is_judged_by_gpu_and_host() -> None:
-    times = {("cuda", "v07_cluster"): "3 3 3", ("torch", ""): "4 4 4", ("triton", "v08_cooperative"): "2 2 2"}
-    rows = [
-        {"case": "64x256-bf16", "backend": backend, "step": step, "status": "ok", "contest": "fast", "times_us": each}
-        for (backend, step), each in times.items()
-    ]
-    timings = pandas.DataFrame(rows)
-    steps = fastest.measured_steps("softmax", timings)
-    for host, best in (({}, "triton"), ({"cuda": 6.0, "torch": 5.0, "triton": 20.0}, "torch")):
-        assert fastest.fastest(timings, steps, {2: host}) == {"64x256-bf16": best}
-
-
 def test_a_step_that_was_not_timed_yet_is_judged_by_the_last_one_that_was() -> None:
     """Or a new step would send all calls to PyTorch until it is measured."""
     steps = [("v07_cluster", "cuda"), ("v10_cluster_registers", "cuda"), ("v08_cooperative", "triton")]
