@@ -176,7 +176,7 @@ def expected(
     if (hears := heard()) is not None:
         hears.function, hears.problem, hears.device, hears.differentiated = function, problem, device, differentiated
     captures = not traced and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    for best in ordered(_measured(device), function, problem, differentiated, traced):
+    for best in ordered(_measured(device), function, problem, differentiated, traced, captures):
         if best == "torch":
             if not over_torch:
                 return best

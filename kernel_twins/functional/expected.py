@@ -1,6 +1,7 @@
 """Which backend ``backend="auto"`` takes: the one that is expected to be the fastest, from measured times.
 
-How much slower than the fastest one each backend is, is interpolated between the nearest measured cases, in logarithms.
+How much slower than the fastest one each backend is on the GPU, is interpolated between the nearest measured cases, in
+logarithms. A call that takes the host longer takes that long.
 ``fastest.json`` has the times; ``python -m kernel_twins.report.calls.fastest`` derives it, and a test compares the two.
 """
 
@@ -18,6 +19,8 @@ from kernel_twins.ops.matmul.shared import copyable_with_out
 from kernel_twins.spec import ITEMSIZE, Case
 
 FILE = Path(__file__).parent / "fastest.json"
+HOST = {2: "host of half precision", 4: "host of float32"}
+"""The keys of a call's times on the host, by the elements' size, among those of the function's cases."""
 
 BACKENDS = ("cuda", "torch", "triton")
 COMPILED = "compile"
@@ -210,7 +213,9 @@ class Estimate:
 def table(
     gpu: str, function: str, differentiated: bool, traced: bool = False
 ) -> dict[int, list[tuple[Problem, Logarithms]]]:
-    """The measured slowdowns by the elements' size, empty where there are none; ``traced``: inside torch.compile.
+    """The measured slowdowns by the elements' size, and behind them the fastest one's time over the problem's work.
+
+    It is empty where there are none. ``traced``: inside torch.compile.
 
     Of calls whose gradients are wanted, forward and backward pass count together; if no backward pass of the function
     was measured, the forward pass counts alone. So it does at a product of which the forward pass alone was measured:
@@ -222,7 +227,8 @@ def table(
         passes = min(len(each) for each in times)
         if passes > differentiated or problem.is_product:
             taken = [math.log(sum(each[: min(passes, 1 + differentiated)])) for each in times]
-            found.setdefault(problem.itemsize, []).append((problem, tuple(time - min(taken) for time in taken)))
+            told = *(time - min(taken) for time in taken), min(taken) - math.log(problem.work)
+            found.setdefault(problem.itemsize, []).append((problem, told))
     return table(gpu, function, False, traced) if differentiated and not found else found
 
 
@@ -240,9 +246,15 @@ def timed(gpu: str, function: str, differentiated: bool) -> dict[int, list[tuple
 def _times(gpu: str, function: str, contestants: Sequence[str]) -> Iterable[tuple[Problem, str, list[list[float]]]]:
     """Of each case at which all of them were timed its problem, its slug, and their times of each pass."""
     for slug, times in _content().get(gpu, {}).get(function, {}).items():
-        problem = measured(Case.parse(slug))
+        problem = None if slug in HOST.values() else measured(Case.parse(slug))
         if problem is not None and times.keys() >= {*contestants}:
             yield problem, slug, [times[name] for name in contestants]
+
+
+def host_times(gpu: str, function: str, itemsize: int) -> dict[str, float]:
+    """The host's microseconds of one pass by backend; empty where they are unknown."""
+    times = _content().get(gpu, {}).get(function, {}).get(HOST[itemsize], {})
+    return {backend: us for backend, (us,) in times.items()}
 
 
 def is_measured(gpu: str) -> bool:
@@ -283,12 +295,19 @@ def interpolated(near: Iterable[tuple[float, Logarithms]]) -> list[float]:
     ]
 
 
-def ordered(gpu: str, function: str, problem: Problem | None, differentiated: bool, traced: bool = False) -> list[str]:
+def ordered(
+    gpu: str,
+    function: str,
+    problem: Problem | None,
+    differentiated: bool,
+    traced: bool = False,
+    replayed: bool = False,
+) -> list[str]:
     """The backends, the one that is expected to be the fastest first; empty if nothing is known of such calls.
 
     Inside torch.compile (``traced``) "torch" is Inductor's code. It comes first unless ours is expected to be faster,
     and, where rows are read and written, twice as fast. ``problem`` is None where its sizes are symbols, and then all
-    measured cases count alike.
+    measured cases count alike. The host's time does not count there, nor where a graph is ``replayed``.
     """
     by_width = table(gpu, function, differentiated, traced)
     if problem is None:
@@ -297,16 +316,23 @@ def ordered(gpu: str, function: str, problem: Problem | None, differentiated: bo
     else:
         known = by_width.get(problem.itemsize, [])
         near = _nearest(known, problem)
-    slower = dict(zip(_TRACED if traced else BACKENDS, interpolated(near), strict=False))  # nothing is known: empty
-    if traced and slower:
+    if not near:
+        return []
+    *slowdowns, least = interpolated(near)
+    slower = dict(zip(_TRACED if traced else BACKENDS, slowdowns, strict=True))
+    if traced:
         slower["torch"] = slower.pop(COMPILED) - (0.0 if known[0][0].is_product else _FUSED)
-    elif slower:
+    elif problem is not None:
+        host = {} if replayed else host_times(gpu, function, problem.itemsize)
+        unit = least + math.log(problem.work)
+        for backend, us in host.items():
+            slower[backend] = max(slower[backend], math.log(us * (1 + differentiated)) - unit)
         slower["torch"] += MARGIN
     return sorted(slower, key=lambda backend: slower[backend])
 
 
 def estimate(gpu: str, function: str, problem: Problem, differentiated: bool) -> Estimate:
-    """What a call is expected to take: the GPU's time or, where that is longer and was measured, the host's.
+    """What a call is expected to take on the GPU.
 
     The logarithm of the time over the work is interpolated between the cases by which ``ordered`` decides, as far as
     they were measured with the passes that are asked for.

@@ -51,6 +51,16 @@ def test_how_much_is_lost_counts_and_not_who_wins_more_often(first) -> None:
     assert first(cases, rows(1024, 2000, 2000, 2)) == "triton"
 
 
+def test_a_call_that_takes_the_host_longer_goes_by_the_hosts_times(first) -> None:
+    host = {expected.HOST[2]: times(10, 30, 20)}
+    small, large = {"64x64-bf16": times(9, 3, 1)}, {"8192x8192-bf16": times(90, 30, 10)}
+    assert first(small, rows(64, 64, 64, 2)) == "triton"
+    assert first(small | host, rows(64, 64, 64, 2)) == "cuda"
+    assert first(large | host, rows(8192, 8192, 8192, 2)) == "triton"
+    assert first(large | host, rows(64, 64, 64, 2)) == "cuda"  # of which no like was measured
+    assert expected.ordered("gpu", "softmax", rows(64, 64, 64, 2), False, replayed=True)[0] == "triton"
+
+
 def test_a_layout_is_compared_with_its_own(first) -> None:
     """Rows 3 elements further apart begin at every alignment, those 8 further apart at a thread's word."""
     cases = {
@@ -160,7 +170,7 @@ def test_a_measured_reduction_that_names_no_axes_is_one_over_the_last_axis() -> 
 @pytest.mark.parametrize("name", sorted({function.expects for function in FUNCTIONS.values()} - {""}))
 def test_any_problem_of_a_function_can_be_compared_with_all_that_were_measured(name: str) -> None:
     for gpu, functions in json.loads(expected.FILE.read_text()).items():
-        for slug in functions.get(name, ()):
+        for slug in functions.get(name, {}).keys() - expected.HOST.values():
             problem = expected.measured(Case.parse(slug))
             assert problem
             assert expected.ordered(gpu, name, problem, False)
@@ -172,7 +182,8 @@ def test_every_time_in_the_file_is_of_a_problem_and_is_read() -> None:
         assert {function.expects for function in FUNCTIONS.values()} - {"", "attention"} == {*functions}
         for name in functions:
             known = expected.table(gpu, name, False)
-            assert sum(map(len, known.values())) == len(functions[name]) > 0
+            assert sum(map(len, known.values())) == len(functions[name].keys() - expected.HOST.values()) > 0
+            assert all(expected.host_times(gpu, name, width).keys() == {*expected.BACKENDS} for width in expected.HOST)
     assert expected.FILE.stat().st_size <= 200_000
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from kernel_twins import OPS
-from kernel_twins.functional.expected import BACKENDS, COMPILED, FILE, measured
+from kernel_twins.functional.expected import BACKENDS, COMPILED, FILE, HOST, measured
 from kernel_twins.functional.function import Function
 from kernel_twins.report.calls import functions_table, sampled_table
 from kernel_twins.report.calls.functions import FUNCTIONS
@@ -25,26 +25,33 @@ Times = dict[str, list[float]]  # of a case, by backend: microseconds of the for
 
 
 def derive() -> dict[str, dict[str, dict[str, Times]]]:
-    """By GPU and function: the times at every case at which they are all known."""
+    """By GPU and function: the host's times of a call, and the GPU's at every case at which they are all known."""
     derived: dict[str, dict[str, dict[str, Times]]] = {}
     for folder in sorted(path for path in DATA.iterdir() if path.is_dir()):
         calls, sampled = functions_table.read(folder), sampled_table.read(folder)
         times: dict[str, dict[str, Times]] = {}
         for function in FUNCTIONS.values():
             if function.expects:
-                host = host_times(calls, function.name) or host_times(calls, function.ops[0])
-                times.setdefault(function.expects, {}).update(_times(folder, sampled, function, host))
-        derived[folder.name] = {name: cases for name, cases in times.items() if cases}
+                found = times.setdefault(function.expects, {})
+                found.update(_host(calls, function.name) | _times(folder, sampled, function))
+        derived[folder.name] = {name: cases for name, cases in times.items() if cases.keys() - HOST.values()}
     return derived
 
 
-def _times(
-    folder: Path, sampled: pd.DataFrame, function: Function, host: dict[int, dict[str, float]]
-) -> dict[str, Times]:
+def _host(calls: pd.DataFrame, function: str) -> dict[str, Times]:
+    """The host's times; of a width that was not timed those of another, from which they hardly differ."""
+    timed = {width: us for width, us in host_times(calls, function).items() if us.keys() >= {*BACKENDS}}
+    return {
+        key: {backend: [_short(us[backend])] for backend in BACKENDS}
+        for width, key in HOST.items()
+        if (us := timed.get(width) or next(iter(timed.values()), None))
+    }
+
+
+def _times(folder: Path, sampled: pd.DataFrame, function: Function) -> dict[str, Times]:
     """Of cases at which all backends were timed: chosen ones, and sampled ones in their place where a case is both.
 
-    A call takes as long as the GPU does or, where that is longer and known of all backends, as its host. Of compiled
-    calls, which are left out where they were not timed, only the GPU's time is known.
+    Compiled calls are left out where they were not timed.
     """
     chosen: dict[str, dict[str, dict[str, float]]] = {}
     for drawn in dict.fromkeys(function.drawn):
@@ -63,11 +70,9 @@ def _times(
         if not forward.keys() >= {*BACKENDS} or not is_offered(function, case) or measured(case) is None:
             continue
         backward = chosen.get("backward", {}).get(slug, {})
-        asked = host.get(ITEMSIZE[case.dtype], {})
-        known = asked if asked.keys() >= {*BACKENDS} else {}
         found[slug] = {
             backend: [
-                _short(max(forward[backend], known.get(backend, 0.0))),
+                _short(forward[backend]),
                 *([_short(backward[backend])] if backward.keys() >= {*BACKENDS, backend} else []),
             ]
             for backend in (*BACKENDS, COMPILED)

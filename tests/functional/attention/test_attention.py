@@ -285,7 +285,6 @@ def test_auto_leaves_to_pytorch_what_the_others_refuse(monkeypatch) -> None:
     monkeypatch.setattr(module, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(module, "_runs", lambda *_: True)
     monkeypatch.setattr(module, "fastest", lambda *_, **__: "cuda")
-    monkeypatch.setattr(module, "_choice", module._choice.__wrapped__)  # what is made up here is not to be kept
     q, k, v = operands(dtype=torch.float16)
     options = asked()
     choose = module._choose
@@ -315,7 +314,6 @@ def test_auto_takes_pytorch_only_where_it_has_a_kernel(monkeypatch) -> None:
         return "cuda"
 
     monkeypatch.setattr(module, "expected", expected)
-    module._choice.cache_clear()
     q, k = (2, 8, 64, 128), (2, 2, 96, 128)
     for kind, key, needs_ours in (
         ({}, q, False),
@@ -327,7 +325,6 @@ def test_auto_takes_pytorch_only_where_it_has_a_kernel(monkeypatch) -> None:
         ({}, q, True),
     ):
         module._choice(q, key, key, torch.bfloat16, asked(**kind), needs_ours, 0)
-    module._choice.cache_clear()
     assert asked_for == [
         (attended(Case.parse(slug)), over_torch)
         for slug, over_torch in (

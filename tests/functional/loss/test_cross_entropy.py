@@ -587,7 +587,6 @@ def left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     constant = torch.compiler.assume_constant_result
     monkeypatch.setattr(functional, "is_on_gpu", constant(lambda tensor: True))
     monkeypatch.setattr(functional, "_runs", constant(lambda backend, device: False))
-    monkeypatch.setattr(functional, "_choice", functional._choice.__wrapped__)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
 
 

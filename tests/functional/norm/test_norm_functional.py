@@ -1002,7 +1002,6 @@ def test_auto_asks_for_what_it_was_given(monkeypatch, name) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(norm, "_runs", lambda *_: True)
     monkeypatch.setattr(backends, "ordered", ordered)
-    monkeypatch.setattr(norm, "_choice", norm._choice.__wrapped__)  # what is made up here is not to be kept
 
     def chosen(x, shape=(16,), affine=(), residual=None):
         return norm._choose(name, x, shape, affine, residual)

@@ -341,7 +341,6 @@ def test_auto_takes_a_batch_of_as_many_axes_as_there_may_be(operator, monkeypatc
         pytest.skip("auto takes no Triton step")
     as_on_gpu(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
-    monkeypatch.setattr(reduction, "_choice", reduction._choice.__wrapped__)  # what is made up here is not to be kept
     chosen: list[str] = []
 
     def batched(x: Any) -> Any:
@@ -489,7 +488,6 @@ def test_auto_leaves_to_pytorch_what_the_others_do_not_take(monkeypatch) -> None
         return SimpleNamespace(dtype=dtype, device=SimpleNamespace(index=0), **told)
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
-    monkeypatch.setattr(reduction, "_choice", reduction._choice.__wrapped__)  # what is made up here is not to be kept
     monkeypatch.setattr(reduction, "is_on_gpu", lambda x: isinstance(x, SimpleNamespace))
     monkeypatch.setattr(reduction, "_runs", lambda backend, device: True)
     assert reduction._choose(on_gpu((3, 5)), "sum") == "cuda"

@@ -429,7 +429,6 @@ def test_auto_asks_for_what_it_was_given(monkeypatch) -> None:
     monkeypatch.setattr(softmax.torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(softmax, "_runs", lambda *_: True)
     monkeypatch.setattr(backends, "ordered", ordered)
-    monkeypatch.setattr(softmax, "_choice", softmax._choice.__wrapped__)  # what is made up here is not to be kept
 
     def chosen(x, dim=-1):
         return softmax._choose(x, dim)
