@@ -38,7 +38,7 @@ def has(op: str, step: str) -> bool:
     """
     Whether a step, or a baseline that is compiled beside the steps, can be launched: it is in this module, or importing kernel_twins._ladder has added it.
     """
-def kept(choose: collections.abc.Callable) -> typing.Any:
+def kept(choose: typing.Any) -> typing.Any:
     """
     A function of the same positional arguments that returns what choose returned for a call of equal dtypes, sizes, strides and settings of PyTorch. It asks choose for all others, and for calls under transforms and modes.
     """

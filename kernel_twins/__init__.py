@@ -7,7 +7,8 @@
 ``kernel_twins.dropout_add(x, residual)``, ``kernel_twins.attention(q, k, v)``,
 ``kernel_twins.scaled_dot_product_attention(query, key, value)`` and ``kernel_twins.sum(x, dim)`` with its kin ``mean``,
 ``amax`` and ``argmax`` are the public functions that the last steps stand behind, ``kernel_twins.nn`` has modules of
-most. Importing this package imports neither torch nor Triton.
+most. ``kernel_twins.explain(function, *args)`` tells what ``backend="auto"`` takes for a call, and why. Importing this
+package imports neither torch nor Triton.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         scaled_dot_product_attention as scaled_dot_product_attention,
     )
     from kernel_twins.functional.dropout.dropout import dropout_add as dropout_add
+    from kernel_twins.functional.explain import explain as explain
     from kernel_twins.functional.loss.cross_entropy import cross_entropy as cross_entropy
     from kernel_twins.functional.loss.cross_entropy import cross_entropy_gradient_ as cross_entropy_gradient_
     from kernel_twins.functional.matmul.linear import linear as linear
@@ -59,17 +61,18 @@ _MODULES = {
     "softmax": "softmax.softmax",
     "sum": "reduction.reduction",
 }
+_BESIDE = {"explain": "functional.explain", "nn": "nn"}
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES, "nn"})
+    return sorted({*globals(), *_MODULES, *_BESIDE})
 
 
 def __getattr__(name: str) -> Any:
     """A public function, or the modules, imported when first asked for: what defines them imports torch."""
-    if name != "nn" and name not in _MODULES:
+    if name not in _MODULES and name not in _BESIDE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    path = "nn" if name == "nn" else f"functional.{_MODULES[name]}"
+    path = _BESIDE[name] if name in _BESIDE else f"functional.{_MODULES[name]}"
     try:
         module = importlib.import_module(f"kernel_twins.{path}")
     except ModuleNotFoundError as error:

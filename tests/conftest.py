@@ -6,12 +6,14 @@ makes a machine slow decides a test: Hypothesis has neither a deadline nor a hea
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
 import os
 import platform
 import signal
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +22,8 @@ from pathlib import Path
 import pytest
 
 from build_support import kept
-from kernel_twins.harness.load import why_no_gpu
+from kernel_twins.errors import UnavailableError
+from kernel_twins.harness.load import extension, why_no_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT_BYTES = 2**30
@@ -62,6 +65,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if REQUIRED:
             pytest.fail(f"REQUIRE_GPU=1, but {reason}", pytrace=False)
         pytest.skip(reason)
+    if "torch" in sys.modules:
+        _choose_anew(not item.get_closest_marker("gpu"))
+
+
+def _choose_anew(anew: bool) -> None:
+    """What a test without a GPU makes up of one is not what "auto" keeps for the next test."""
+    with contextlib.suppress(UnavailableError):
+        if hasattr(built := extension(), "ask_anew"):
+            built.ask_anew(anew)
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:

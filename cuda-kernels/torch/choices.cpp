@@ -179,7 +179,7 @@ void forget(PyObject* capsule) { delete static_cast<Choices*>(PyCapsule_GetPoint
 
 }  // namespace
 
-pybind11::object kernel_twins::kept(pybind11::function choose) {
+pybind11::object kernel_twins::kept(pybind11::object choose) {
   auto choices = std::make_unique<Choices>(Choices{std::move(choose), {}});
   const pybind11::capsule self(choices.release(), nullptr, forget);
   return pybind11::reinterpret_steal<pybind11::object>(PyCFunction_New(&method, self.ptr()));

@@ -176,7 +176,7 @@ def expected(
     if (hears := heard()) is not None:
         hears.function, hears.problem, hears.device, hears.differentiated = function, problem, device, differentiated
     captures = not traced and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-    for best in ordered(_measured(device), function, problem, differentiated, traced, captures):
+    for best in ordered(measured_gpu(device), function, problem, differentiated, traced, captures):
         if best == "torch":
             if not over_torch:
                 return best
@@ -185,7 +185,7 @@ def expected(
     return "cuda" if is_there("cuda", device) else "torch"
 
 
-def _measured(device: int) -> str:
+def measured_gpu(device: int) -> str:
     """The GPU whose times are asked for: this one, or one of its compute capability if it was never measured."""
     gpu = gpu_slug(torch.cuda.get_device_name(device))
     return gpu if is_measured(gpu) else _LIKE.get(_capability(device), gpu)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -35,7 +35,6 @@ class Heard:
     problem: Problem | None = None
     device: int = 0
     differentiated: bool = False
-    considered: list[str] = field(default_factory=list)
 
 
 class Chosen(Exception):  # no error: it ends a call that is explained

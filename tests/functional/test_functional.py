@@ -267,17 +267,38 @@ def test_auto_knows_the_times_of_two_languages_and_pytorchs_own_call_and_by_indu
     assert fastest.timed(rows, {"cuda": "c"}) == {"64x64x64-bf16": {"torch": 30, "cuda": 20, "compile": 10}}
 
 
-def test_a_call_takes_as_long_as_its_host_where_the_gpu_is_faster(monkeypatch) -> None:
+def test_times_of_the_gpu_and_of_the_host_are_apart(monkeypatch) -> None:
     behind = {backend: OPS["linear"].behind[backend][0] for backend in ("cuda", "triton")}
     times = {("torch", "", "fast"): "15 16 17", ("compile", "", "fast"): "5", ("cuda", behind["cuda"], "fast"): "11"}
     rows = timings("64x64x64-bf16", times | {("triton", behind["triton"], "fast"): "90"})
     monkeypatch.setattr(store, "read_table", lambda folder, op, kind: rows)
     sampled = pandas.DataFrame(columns=["function", "status", "pass"])
-    host = {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
     on_gpu = {"cuda": [11.0], "torch": [16.0], "triton": [90.0], "compile": [5.0]}
-    on_host = {"cuda": [14.0], "torch": [18.0], "triton": [90.0], "compile": [5.0]}
-    for known, told in (({2: host}, on_host), ({4: host}, on_gpu), ({2: {"cuda": 14.0, "torch": 18.0}}, on_gpu)):
-        assert fastest._times(ROOT, sampled, FUNCTIONS["linear"], known) == {"64x64x64-bf16": told}
+    assert fastest._times(ROOT, sampled, FUNCTIONS["linear"]) == {"64x64x64-bf16": on_gpu}
+
+    host = {"cuda": 14.0, "torch": 18.0, "triton": 70.0}
+    told = {backend: [us] for backend, us in host.items()}
+    for known, right in (({2: host}, told), ({4: host}, told), ({2: {"cuda": 14.0, "torch": 18.0}}, None)):
+        monkeypatch.setattr(fastest, "host_times", lambda calls, function, known=known: known)
+        assert fastest._host(sampled, "linear") == (dict.fromkeys(expected.HOST.values(), right) if right else {})
+
+
+def test_a_capture_does_not_take_triton_which_may_have_to_compile(monkeypatch) -> None:
+    monkeypatch.setattr(backends, "measured_gpu", lambda device: "GPU")
+    monkeypatch.setattr(backends, "ordered", lambda *_: ["triton", "cuda", "torch"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for captures, backend in ((False, "triton"), (True, "cuda")):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda captures=captures: captures)
+        taken = backends.expected("softmax", None, 0, lambda *_: True, differentiated=False)
+        assert taken == backend
+        assert backends.expected("softmax", None, 0, lambda *_: True, differentiated=False, traced=True) == "triton"
+
+
+def test_a_gpu_without_rows_goes_by_one_of_its_compute_capability(monkeypatch) -> None:
+    names = {0: ("NVIDIA H100 80GB HBM3", (9, 0)), 1: ("NVIDIA H200", (9, 0)), 2: ("NVIDIA A10G", (8, 6))}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: names[device][0])
+    monkeypatch.setattr(backends, "_capability", lambda device: names[device][1])
+    assert [backends.measured_gpu(device) for device in names] == ["h100-sxm", "h100-sxm", "a10g"]
 
 
 def test_every_backend_names_steps_that_there_are() -> None:
@@ -289,7 +310,7 @@ def test_every_backend_names_steps_that_there_are() -> None:
 def test_auto_asks_for_the_problem_that_it_was_given(monkeypatch) -> None:
     asked = []
 
-    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, traced: bool) -> list[str]:
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, *_: bool) -> list[str]:
         asked.append((problem, differentiated))
         return ["torch", "cuda"] if problem.itemsize == 4 else ["cuda"]
 
@@ -482,10 +503,9 @@ def test_auto_takes_the_extension_where_it_was_built_for_the_gpu(
     monkeypatch.setattr(backends, "_capability", lambda device: capability)
     monkeypatch.setattr(backends, "_runs_on", backends._runs_on.__wrapped__)  # what is made up is not to be kept
     monkeypatch.setattr(extension(), "architectures", architectures)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(backends, "measured_gpu", lambda device: "GPU")
     monkeypatch.setattr(module, "is_on_gpu", lambda tensor: True)
-    if hasattr(module, "_choice"):
-        ours, pytorchs = EVERY[function]
+    ours, pytorchs = EVERY[function]
     x, w = operands((4, 5), (5, 5), torch.bfloat16)
     if function in served:
         with pytest.raises(ValueError, match=r" is on cpu, must be on a CUDA device for backend='cuda'"):

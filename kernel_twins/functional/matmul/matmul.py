@@ -69,10 +69,11 @@ def matmul(
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """
     to = autocast_dtype(a) if autocast else None
-    casts = to is not None and (a.dtype != to or getattr(b, "dtype", to) != to)
+    if to is not None and a.dtype == to == getattr(b, "dtype", to):
+        to = None
     if backend == "auto":
-        backend = _kept(a, b, out_dtype, to if casts else None)
-    if casts:
+        backend = _kept(a, b, out_dtype, to)
+    if to is not None:
         if backend == "torch" and out_dtype is None:
             return torch.matmul(a, b)
         a, b = cast(to, a, b)

@@ -994,7 +994,7 @@ def test_auto_asks_for_what_it_was_given(monkeypatch, name) -> None:
     asked: list[tuple[str, Problem, bool]] = []
     best = ["cuda"]
 
-    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool) -> list[str]:
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, *_: bool) -> list[str]:
         asked.append((function, problem, differentiated))
         return best
 

@@ -1,0 +1,111 @@
+"""``kernel_twins.explain``: what ``backend="auto"`` takes for a call, and by which measured times."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_twins.functional.backends import measured_gpu, step_behind
+from kernel_twins.functional.expected import BACKENDS, estimate, host_times
+from kernel_twins.functional.function import Function
+from kernel_twins.functional.kept import Heard, explained
+from kernel_twins.spec import Backend
+
+_FUNCTIONS = __package__ + "."
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What "auto" takes for a call: the backend, and the step of its ladder, which is empty for PyTorch.
+
+    ``reason`` says why the call is left to PyTorch whatever it takes, or is empty. ``gpu_us`` and ``host_us`` are the
+    expected microseconds of each backend that was considered, on the GPU and on the host: with the backward pass, if a
+    gradient is wanted. They are interpolated between the ``nearest`` cases (slug, distance in logarithms of sizes) of
+    the committed measurements of ``measured_on``. All three are empty where nothing was measured.
+    """
+
+    function: str
+    backend: str
+    step: str
+    reason: str
+    gpu_us: Mapping[str, float]
+    host_us: Mapping[str, float]
+    nearest: tuple[tuple[str, float], ...]
+    measured_on: str
+
+    @property
+    def expected_us(self) -> float | None:
+        """What the call is expected to take: the GPU or, where that takes longer, the host. None if unknown."""
+        known = [us[self.backend] for us in (self.gpu_us, self.host_us) if self.backend in us]
+        return max(known, default=None)
+
+    def __str__(self) -> str:
+        taken = "PyTorch" if self.backend == "torch" else f"{self.backend} {self.step}"
+        lines = [f"{self.function}: {taken}"]
+        if self.reason:
+            lines.append(f"  because {self.reason}")
+        elif not self.gpu_us:
+            lines.append("  because nothing was measured that is like it")
+        for name, times in (("GPU", self.gpu_us), ("host", self.host_us)):
+            if times:
+                told = (f"{backend} {us:.3g} µs" for backend, us in sorted(times.items(), key=lambda item: item[1]))
+                lines.append(f"  expected on the {name}: {', '.join(told)}")
+        if self.nearest:
+            cases = ", ".join(f"{slug} ({distance:.2f})" for slug, distance in self.nearest)
+            lines.append(f"  from cases on {self.measured_on}, with their distances: {cases}")
+        return "\n".join(lines)
+
+
+def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanation:
+    """What ``backend="auto"`` takes for ``function(*given, **named)``, and why; nothing is launched.
+
+    ``function`` is a public function, such as ``kernel_twins.softmax``, and ``given`` and ``named`` are its arguments
+    without ``backend``. The choice is made as for a call here: grad mode, autocast, transforms and a capture count.
+
+    TypeError if it is another function; ValueError for a ``backend``; and what the function raises before it chooses.
+    """
+    name, module = getattr(function, "__name__", ""), getattr(function, "__module__", "")
+    if not module.startswith(_FUNCTIONS) or "backend" not in inspect.signature(function).parameters:
+        raise TypeError(
+            f"function is {function!r}, must be a public function that has a backend, such as kernel_twins.matmul: "
+            f"pass the function itself, and its arguments behind it"
+        )
+    if named.get("backend", "auto") != "auto":
+        raise ValueError(
+            f"backend is {named['backend']!r}, must be left out: it is what 'auto' takes that is explained"
+        )
+    with explained() as heard:
+        function(*given, **named)
+    step = "" if heard.backend == "torch" else _step(module, name, heard)
+    if heard.problem is None:
+        return Explanation(name, heard.backend, step, heard.reason, {}, {}, (), "")
+    gpu = measured_gpu(heard.device)
+    told = estimate(gpu, heard.function, heard.problem, heard.differentiated)
+    passes = 1 + heard.differentiated
+    host = host_times(gpu, heard.function, heard.problem.itemsize) if told.us else {}
+    return Explanation(
+        name,
+        heard.backend,
+        step,
+        heard.reason,
+        told.us,
+        {backend: passes * host[backend] for backend in BACKENDS if backend in host},
+        told.nearest,
+        gpu if told.us else "",
+    )
+
+
+def _step(module: str, name: str, heard: Heard) -> str:
+    """The step that a backend runs for the call."""
+    family = module.removeprefix(_FUNCTIONS).partition(".")[0]
+    declared: tuple[Function, ...] = importlib.import_module(_FUNCTIONS + family).FUNCTIONS
+    ops = next(each.ops for each in declared if each.name == name)
+    wide = name == "matmul" and heard.problem is not None and heard.problem.itemsize == 4
+    backend: Backend = "cuda" if heard.backend == "cuda" else "triton"
+    step = step_behind("matmul_fp32" if wide else ops[0], backend, torch.cuda.get_device_capability(heard.device))
+    return step.name if step else ""
