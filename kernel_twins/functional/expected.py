@@ -45,7 +45,7 @@ _GAPS = {"": 0, "pitched": 3, "spaced": 8}
 _WORD = 16  # bytes that a thread reads at once
 _TILE, _SMS = (128, 256), 132  # of the products' kernels; they take a wave of tiles at a time
 
-# An H100's datasheet, in microseconds. Only ratios of like problems' work count, so it serves other GPUs, too.
+# Microseconds: a launch, and an H100's datasheet. Only ratios of like problems' work count, so other GPUs can use it.
 _LAUNCH, _BYTE, _FLOP = 4.0, 1 / 3.35e6, {2: 1 / 989e6, 4: 1 / 67e6}
 
 Logarithms = tuple[float, ...]  # in the order of the contestants
@@ -57,7 +57,8 @@ class Problem:
     """What a call's time depends on. ``place`` is a point whose distance from another one tells how alike they are.
 
     ``axes`` tells of a reduction which of the merged axes are kept and which reduced, from the outermost inwards.
-    ``work`` is the least time in microseconds, by which times of unlike sizes are compared.
+    ``work`` is the least time in microseconds, by which times of unlike sizes are compared. ``is_product`` tells
+    products, and attention, which is two, from what reads and writes rows.
     """
 
     itemsize: int
@@ -131,7 +132,7 @@ def reduced(shape: Sequence[int], strides: Sequence[int], axes: Iterable[int], i
 def product(
     m: int, n: int, k: int, itemsize: int, *, copied: bool, column_major: bool, options: Iterable[str] = ()
 ) -> Problem:
-    """[M, K] by [K, N]: whether the copy engine takes all operands as they are, and how the second one lies."""
+    """[M, K] by [K, N]: whether the copy engine takes operands and result, and how b, or a layer's weight, lies."""
     sizes = [_SIZES * math.log(size) for size in (m, n, k)]
     rows, columns = _TILE
     waves = math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / _SMS)

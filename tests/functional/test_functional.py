@@ -340,6 +340,28 @@ def test_auto_asks_for_the_problem_that_it_was_given(monkeypatch) -> None:
     assert matmul._choose(torch.empty(4, 4).double(), torch.empty(4, 4).double(), None) == "torch"
 
 
+def test_auto_asks_for_the_linear_layer_that_it_was_given(monkeypatch) -> None:
+    asked = []
+
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, traced: bool) -> list[str]:
+        asked.append((problem, differentiated))
+        return ["triton"]
+
+    monkeypatch.setattr(linear, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr(linear, "_runs", lambda *_: True)
+    monkeypatch.setattr(backends, "ordered", ordered)
+    monkeypatch.setattr(linear, "_choice", linear._choice.__wrapped__)  # what is made up here is not to be kept
+    x, weight, column_major, bias = (
+        torch.empty(shape, dtype=torch.bfloat16) for shape in ((2, 3, 16), (8, 16), (16, 8), (8,))
+    )
+    bias.requires_grad_()
+    assert linear._choose(x, weight, None, "none") == "triton"
+    assert linear._choose(x, column_major.t(), bias, "gelu") == "triton"
+    measured = [expected.measured(Case.parse(f"6x8x16-bf16-act.{each}")) for each in ("none", "relu-w.col")]
+    assert asked == [(measured[0], False), (measured[1], True)]
+
+
 def test_autocast_changes_no_dtype_of_the_operator(operator) -> None:
     """It is the public function that casts, so that gradients have their operands' dtype, wherever they are taken."""
     a = torch.ones(4, 4)
