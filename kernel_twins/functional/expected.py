@@ -322,7 +322,8 @@ def ordered(
     *slowdowns, least = interpolated(near)
     slower = dict(zip(_TRACED if traced else BACKENDS, slowdowns, strict=True))
     if traced:
-        slower["torch"] = slower.pop(COMPILED) - (0.0 if known[0][0].is_product else _FUSED)
+        gained = 0.0 if known[0][0].is_product else _FUSED
+        slower = {"torch": slower.pop(COMPILED) - gained, **slower}  # first where they are equal
     elif problem is not None:
         host = {} if replayed else host_times(gpu, function, problem.itemsize)
         unit = least + math.log(problem.work)

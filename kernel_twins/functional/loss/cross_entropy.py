@@ -342,7 +342,16 @@ def _choice(
         return left(COPIED)
     n = shape[dim]
     problem = rows(math.prod(shape) // n, n, pitch_of(shape, strides, n, (dim,)), dtype.itemsize)
-    return expected("cross_entropy", problem, device, _runs, differentiated=differentiated, traced=traced)
+    # "auto" asks PyTorch for targets that are no class, in many small kernels, which Inductor makes one of.
+    return expected(
+        "cross_entropy",
+        problem,
+        device,
+        _runs,
+        differentiated=differentiated,
+        over_torch=not traced,
+        traced=traced,
+    )
 
 
 def _choose_in_place(logits: Tensor, target: Tensor) -> str:

@@ -102,6 +102,9 @@ def _by_triton() -> Callable[[Tensor, Tensor, torch.dtype | None], Tensor]:
 
 
 def _torch(a: Tensor, b: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    is_usual = out_dtype is None and type(a) is type(b) is Tensor and a.dtype == b.dtype
+    if is_usual and not torch._C._is_any_autocast_enabled():  # most calls, and soon told
+        return torch.matmul(a, b)
     for name, tensor in (("a", a), ("b", b)):
         if not isinstance(tensor, Tensor):
             raise TypeError(

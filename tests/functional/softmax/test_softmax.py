@@ -508,14 +508,23 @@ def test_dtypes_that_the_kernels_lack_are_refused(backend) -> None:
         kernel_twins.softmax(values((3, 5)), backend=backend, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("best", ["cuda", "torch"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_auto_is_traced_to_the_operator_along_the_last_dimension(operators, monkeypatch, dynamic) -> None:
+def test_auto_is_traced_to_what_is_expected_to_be_faster_than_inductor(operators, monkeypatch, dynamic, best) -> None:
     if operators.name == "triton":
-        pytest.skip("auto traces no Triton operator")
+        pytest.skip("one language is enough")
+    asked = []
+
+    def ordered(gpu: str, function: str, problem: Problem | None, *flags: bool) -> list[str]:
+        asked.append((problem is None, flags))
+        return [best]
+
     monkeypatch.setattr(softmax, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(softmax, "require_gpu", lambda *_: None)
     monkeypatch.setattr(softmax, "_runs", lambda *_: True)
-    for dim, name in ((-1, "kernel_twins.softmax"), (1, "kernel_twins.softmax"), (0, "softmax")):
+    monkeypatch.setattr(backends, "measured_gpu", lambda device: "GPU")
+    monkeypatch.setattr(backends, "ordered", ordered)
+    for dim in (-1, 0):
         torch.compiler.reset()
         targets: list[str] = []
 
@@ -528,7 +537,8 @@ def test_auto_is_traced_to_the_operator_along_the_last_dimension(operators, monk
         )
         x = values((3, 4), torch.bfloat16)
         torch.testing.assert_close(traced(x), torch.softmax(x, dim))
-        assert len(targets) == 1 and ("kernel_twins" in targets[0]) == (name != "softmax")
+        assert len(targets) == 1 and ("kernel_twins" in targets[0]) == (best == "cuda")
+    assert asked == [(dynamic, (False, True, False))] * 2  # problem and gradient are known, and it is traced
 
 
 def test_a_step_that_was_not_timed_yet_is_judged_by_the_last_one_that_was() -> None:
