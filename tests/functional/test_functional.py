@@ -343,7 +343,7 @@ def test_auto_asks_for_the_problem_that_it_was_given(monkeypatch) -> None:
 def test_auto_asks_for_the_linear_layer_that_it_was_given(monkeypatch) -> None:
     asked = []
 
-    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, traced: bool) -> list[str]:
+    def ordered(gpu: str, function: str, problem: Problem, differentiated: bool, *_: bool) -> list[str]:
         asked.append((problem, differentiated))
         return ["triton"]
 
@@ -351,7 +351,6 @@ def test_auto_asks_for_the_linear_layer_that_it_was_given(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
     monkeypatch.setattr(linear, "_runs", lambda *_: True)
     monkeypatch.setattr(backends, "ordered", ordered)
-    monkeypatch.setattr(linear, "_choice", linear._choice.__wrapped__)  # what is made up here is not to be kept
     x, weight, column_major, bias = (
         torch.empty(shape, dtype=torch.bfloat16) for shape in ((2, 3, 16), (8, 16), (16, 8), (8,))
     )

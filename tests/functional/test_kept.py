@@ -126,8 +126,7 @@ class Mode(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
-class Subclass(torch.Tensor):
-    pass
+Subclass = type("Subclass", (torch.Tensor,), {})
 
 
 @pytest.mark.parametrize("around", [Mode, forward_ad.dual_level, nullcontext])
@@ -196,10 +195,11 @@ def test_torch_compile_traces_the_choice_itself() -> None:
 
 
 def test_an_explanation_hears_what_is_chosen_and_ends_the_call(asked) -> None:
+    went_on = []
     with kept.explained() as heard:
-        assert asked(X)
-        pytest.fail("the call went on")
-    assert heard.backend == "torch"
+        asked(X)
+        went_on.append(True)
+    assert heard.backend == "torch" and not went_on
     assert asked(X)
     assert not asked(X)
     with kept.explained() as heard:

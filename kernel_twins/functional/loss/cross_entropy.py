@@ -76,10 +76,11 @@ def cross_entropy(
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between rows of like number, length and layout, with the backward pass where input requires
-    grad. It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
-    torch.func's transforms, for input that would be copied, for a weight, and for arguments that the others refuse:
-    other dtypes, probabilities, tensors on a CPU, and empty ones. Of the transforms the others take vmap, with the rows
-    of all examples in one call.
+    grad. It is "cuda" if there are none. Inside torch.compile it is PyTorch unless ours is expected to be twice as fast
+    as what Inductor makes of it alone. Outside "auto" takes PyTorch, whose targets it has to check in many small
+    kernels, only for torch.func's transforms, for input that would be copied, for a weight, and for arguments that the
+    others refuse: other dtypes, probabilities, tensors on a CPU, and empty ones. Of the transforms the others take
+    vmap, with the rows of all examples in one call.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """

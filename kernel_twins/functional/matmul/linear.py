@@ -64,7 +64,7 @@ def linear(
 
     ``backend``: "cuda", "triton", "torch", or "auto". For bfloat16 and float16 on a GPU of compute capability 9.0,
     "auto" is the one that is expected to be the fastest, as for ``matmul`` ("cuda" if there are no measurements of this
-    GPU, and under torch.compile). Elsewhere, and for forward mode and torch.func's derivatives, it is PyTorch.
+    GPU). Elsewhere, and for forward mode and torch.func's derivatives, it is PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """

@@ -58,13 +58,12 @@ def matmul(
     by PyTorch's settings. torch.func.vmap makes of its examples more rows of a or columns of b, if the other operand is
     not batched, else a batch.
 
-    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed measurements let expect to
-    be the fastest, interpolated between products of like sizes, tiles and layout, with the backward pass where an
-    operand requires grad, by the GPU's time or the host's, whichever is longer (in a CUDA graph only the GPU's counts:
-    name a backend). If there are none, and under torch.compile, where sizes may be symbols, "auto" is "cuda" if this
-    GPU runs it.
-    Vectors, broadcast batches, empty products, forward mode and torch.func's derivatives, other dtypes, and tensors of
-    other classes (DTensor) or on a CPU go to PyTorch.
+    ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed measurements let expect to be
+    the fastest, interpolated between products of like sizes, tiles and layout, with the backward pass where an operand
+    requires grad, by the GPU's time or the host's, whichever is longer (in a capture the GPU's alone). If there are
+    none, "auto" is "cuda" if this GPU runs it. Inside torch.compile it is PyTorch where what Inductor makes of it is
+    expected to be faster. Vectors, broadcast batches, empty products, forward mode and torch.func's derivatives, other
+    dtypes, and tensors of other classes (DTensor) or on a CPU go to PyTorch.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """

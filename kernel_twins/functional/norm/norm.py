@@ -90,9 +90,10 @@ def layer_norm(
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
-    It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for half
-    precision under autocast, for torch.func's derivatives, and for arguments that the others refuse: other or mixed
-    dtypes, a residual to be broadcast, tensors on a CPU, and empty ones.
+    It is "cuda" if there are none. Inside torch.compile it is PyTorch unless ours is expected to be twice as fast as
+    what Inductor makes of it alone. "auto" takes PyTorch for half precision under autocast, for torch.func's
+    derivatives, and for arguments that the others refuse: other or mixed dtypes, a residual to be broadcast, tensors on
+    a CPU, and empty ones.
 
     TypeError or ValueError names the argument at fault; UnavailableError says what a backend lacks.
     """

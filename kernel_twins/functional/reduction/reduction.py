@@ -61,10 +61,11 @@ def sum(  # noqa: A001
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between reductions of like sizes, axes and layout, with the backward pass where x requires
-    grad. It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch for
-    arguments that the others refuse: other dtypes, tensors on a CPU, empty ones, and those of more than five dimensions
-    (a batch of torch.func.vmap counts as one). It also takes PyTorch for half precision under autocast or to be cast to
-    float32, forward mode, and torch.func's derivatives.
+    grad. It is "cuda" if there are none. Inside torch.compile it is PyTorch unless ours is expected to be twice as fast
+    as what Inductor makes of it alone. "auto" takes PyTorch for arguments that the others refuse: other dtypes, tensors
+    on a CPU, empty ones, and those of more than five dimensions (a batch of torch.func.vmap counts as one). It also
+    takes PyTorch for half precision under autocast or to be cast to float32, forward mode, and torch.func's
+    derivatives.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """

@@ -52,10 +52,11 @@ def softmax(x: Tensor, dim: int = -1, backend: str = "auto", *, dtype: torch.dty
 
     ``backend``: "cuda", "triton", "torch", or "auto": the one that this GPU's committed times let expect to be the
     fastest, interpolated between rows of like number, length and layout, with the backward pass where x requires grad.
-    It is "cuda" if there are none, and under torch.compile, where sizes may be symbols. "auto" takes PyTorch where that
-    needs less work: another dimension than the last if x would be copied, half precision under autocast, forward mode,
-    torch.func's derivatives, and float16 to be cast to float32. It also takes PyTorch for arguments that the others
-    refuse: other dtypes, tensors of other classes (DTensor), on a CPU, and empty ones.
+    It is "cuda" if there are none. Inside torch.compile it is PyTorch unless ours is expected to be twice as fast as
+    what Inductor makes of it alone. "auto" takes PyTorch where that needs less work: another dimension than the last if
+    x would be copied, half precision under autocast, forward mode, torch.func's derivatives, and float16 to be cast to
+    float32. It also takes PyTorch for arguments that the others refuse: other dtypes, tensors of other classes
+    (DTensor), on a CPU, and empty ones.
 
     TypeError, ValueError or IndexError names the argument at fault; UnavailableError says what a backend lacks.
     """
