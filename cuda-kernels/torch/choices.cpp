@@ -56,8 +56,8 @@ const c10::DispatchKeySet SPECIAL({c10::DispatchKey::Python, c10::DispatchKey::C
 
 bool add(Key& key, const at::Tensor& tensor, bool& on_gpu) {
   const auto* const known = tensor.unsafeGetTensorImpl();
-  if (!tensor.defined() || tensor.layout() != at::kStrided || known->has_symbolic_sizes_strides() ||
-      known->key_set().has_any(SPECIAL) || known->is_python_dispatch()) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested() ||
+      known->has_symbolic_sizes_strides() || known->key_set().has_any(SPECIAL) || known->is_python_dispatch()) {
     return false;
   }
   const auto device = tensor.device();
