@@ -57,7 +57,8 @@ const c10::DispatchKeySet SPECIAL({c10::DispatchKey::Python, c10::DispatchKey::C
 bool add(Key& key, const at::Tensor& tensor, bool& on_gpu) {
   const auto* const known = tensor.unsafeGetTensorImpl();
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_nested() ||
-      known->has_symbolic_sizes_strides() || known->key_set().has_any(SPECIAL) || known->is_python_dispatch()) {
+      known->has_symbolic_sizes_strides() || known->key_set().has_any(SPECIAL) ||
+      known->is_python_dispatch()) {
     return false;
   }
   const auto device = tensor.device();
@@ -88,7 +89,7 @@ bool add(Key& key, std::string_view text) {
 }
 
 // Adds an argument to the key; false if it is of a kind of which a key cannot say all.
-bool add(Key& key, PyObject* given, bool& on_gpu) {
+bool add(Key& key, PyObject* given, bool& on_gpu, bool inside = false) {
   if (given == Py_None) {
     key.push_back(NONE);
     return true;
@@ -110,18 +111,22 @@ bool add(Key& key, PyObject* given, bool& on_gpu) {
   if (PyUnicode_CheckExact(given)) {
     Py_ssize_t size = 0;
     const char* const text = PyUnicode_AsUTF8AndSize(given, &size);
-    if (!text) throw python_error();
+    if (!text) {  // not all of Python's strings can be encoded
+      PyErr_Clear();
+      return false;
+    }
     return add(key, std::string_view(text, static_cast<size_t>(size)));
   }
   if (THPDtype_Check(given)) {
     key.append({DTYPE, static_cast<int64_t>(reinterpret_cast<THPDtype*>(given)->scalar_type)});
     return true;
   }
-  if (!PyTuple_Check(given) && !PyList_CheckExact(given)) return false;
+  // No right argument is a sequence of sequences, and a list may contain itself.
+  if (inside || !(PyTuple_Check(given) || PyList_CheckExact(given))) return false;
   const Py_ssize_t size = PySequence_Fast_GET_SIZE(given);
   key.append({SEQUENCE, size});
   for (Py_ssize_t i = 0; i < size; ++i) {
-    if (!add(key, PySequence_Fast_GET_ITEM(given, i), on_gpu)) return false;
+    if (!add(key, PySequence_Fast_GET_ITEM(given, i), on_gpu, true)) return false;
   }
   return true;
 }

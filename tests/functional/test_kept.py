@@ -126,6 +126,8 @@ class Mode(TorchDispatchMode):
         return operator(*args, **(kwargs or {}))
 
 
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
 Subclass = type("Subclass", (torch.Tensor,), {})
 
 
@@ -153,7 +155,18 @@ def test_a_call_inside_a_transform_is_chosen_anew(asked) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [object(), {1: 2}, X.as_subclass(Subclass), 2**70, (1, object()), X.to_sparse(), torch._neg_view(X)],
+    [
+        object(),
+        {1: 2},
+        X.as_subclass(Subclass),
+        2**70,
+        (1, object()),
+        X.to_sparse(),
+        torch._neg_view(X),
+        torch.nested.nested_tensor([X, X[:2]]),
+        "\ud800",
+        ENDLESS,
+    ],
     ids=lambda given: type(given).__name__,
 )
 def test_what_a_key_cannot_say_is_chosen_anew(asked, given) -> None:
