@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -48,19 +49,21 @@ COPIED = "rows would be copied to be contiguous, and PyTorch reads them in place
 CAST = "autocast casts operands, of which PyTorch keeps the parameters' casts"
 WIDENED = "the result is wider than what is read, and PyTorch widens as it reads"
 
-_hears: Heard | None = None
+_hearing: dict[int, Heard] = {}  # by thread: other threads' calls go on
 
 
 def left(reason: str) -> str:
     """PyTorch, to which a call is left, with the reason as an explanation words it."""
-    if _hears is not None:
-        _hears.reason = reason
+    if (hears := heard()) is not None:
+        hears.reason = reason
     return "torch"
 
 
 def heard() -> Heard | None:
     """What an explanation wants to be told; None for every other call."""
-    return _hears
+    if torch.compiler.is_compiling() or not _hearing:
+        return None
+    return _hearing.get(threading.get_ident())
 
 
 def kept(choose: Callable[_Asked, str]) -> Callable[_Asked, str]:
@@ -69,8 +72,8 @@ def kept(choose: Callable[_Asked, str]) -> Callable[_Asked, str]:
     @functools.wraps(choose)
     def anew(*given: _Asked.args, **named: _Asked.kwargs) -> str:
         backend = choose(*given, **named)
-        if _hears is not None:
-            _hears.backend = backend
+        if (hears := heard()) is not None:
+            hears.backend = backend
             raise Chosen
         return backend
 
@@ -85,15 +88,19 @@ def kept(choose: Callable[_Asked, str]) -> Callable[_Asked, str]:
 @contextlib.contextmanager
 def explained() -> Iterator[Heard]:
     """Hears what the next choice tells, and ends the call that asks for it, with ``Chosen``."""
-    global _hears
-    before, _hears = _hears, Heard()
+    thread, hears = threading.get_ident(), Heard()
+    before = _hearing.get(thread)
+    _hearing[thread] = hears
     built = _extension()
     anew = built is not None and built.ask_anew(True)
     try:
         with contextlib.suppress(Chosen):
-            yield _hears
+            yield hears
     finally:
-        _hears = before
+        if before is None:
+            del _hearing[thread]
+        else:
+            _hearing[thread] = before
         if built is not None:
             built.ask_anew(anew)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -219,3 +220,11 @@ def test_an_explanation_hears_what_is_chosen_and_ends_the_call(asked) -> None:
         asked(X)
     assert heard.backend == "torch"
     assert not asked(X)
+
+
+def test_an_explanation_leaves_calls_of_other_threads_alone(asked) -> None:
+    with ThreadPoolExecutor(1) as other, kept.explained() as heard:
+        assert other.submit(asked, X).result()
+        assert not heard.backend
+        asked(X)
+    assert heard.backend == "torch"
