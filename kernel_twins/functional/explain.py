@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import kernel_twins
 from kernel_twins.functional.backends import measured_gpu, step_behind
 from kernel_twins.functional.expected import BACKENDS, estimate, host_times
 from kernel_twins.functional.function import Function
@@ -69,19 +70,18 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
 
     TypeError if it is another function; ValueError for a ``backend``; and what the function raises before it chooses.
     """
-    name, module = getattr(function, "__name__", ""), getattr(function, "__module__", "")
-    if not module.startswith(_FUNCTIONS) or "backend" not in inspect.signature(function).parameters:
+    name = getattr(function, "__name__", "")
+    if name not in kernel_twins._MODULES or getattr(kernel_twins, name) is not function:
         raise TypeError(
             f"function is {function!r}, must be a public function that has a backend, such as kernel_twins.matmul: "
             f"pass the function itself, and its arguments behind it"
         )
-    if named.get("backend", "auto") != "auto":
-        raise ValueError(
-            f"backend is {named['backend']!r}, must be left out: it is what 'auto' takes that is explained"
-        )
+    backend = inspect.signature(function).bind(*given, **named).arguments.get("backend", "auto")
+    if backend != "auto":
+        raise ValueError(f"backend is {backend!r}, must be left out: it is what 'auto' takes that is explained")
     with explained() as heard:
         function(*given, **named)
-    step = "" if heard.backend == "torch" else _step(module, name, heard)
+    step = "" if heard.backend == "torch" else _step(function.__module__, name, heard)
     if heard.problem is None:
         return Explanation(name, heard.backend, step, heard.reason, {}, {}, (), "")
     gpu = measured_gpu(heard.device)

@@ -104,11 +104,14 @@ def test_nothing_is_computed_nor_written(on_gpu) -> None:
 
 
 def test_what_is_no_public_function_or_names_a_backend_is_refused() -> None:
-    for wrong in (torch.softmax, kernel_twins.load, "softmax", None):
+    compiled = torch.compile(kernel_twins.softmax, backend="eager")
+    for wrong in (torch.softmax, kernel_twins.load, kernel_twins.explain, compiled, "softmax", None):
         with pytest.raises(TypeError, match=r"must be a public function.*kernel_twins\.matmul"):
             kernel_twins.explain(wrong, X)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="backend is 'cuda', must be left out"):
         kernel_twins.explain(kernel_twins.softmax, X, backend="cuda")
+    with pytest.raises(ValueError, match="backend is 'torch', must be left out"):
+        kernel_twins.explain(kernel_twins.softmax, X, -1, "torch")
     with pytest.raises(ValueError, match="activation is 'tanh'"):
         kernel_twins.explain(kernel_twins.linear, X, X, activation="tanh")
 
