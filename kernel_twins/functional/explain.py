@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-import kernel_twins
 from kernel_twins.functional.backends import measured_gpu, step_behind
 from kernel_twins.functional.expected import BACKENDS, estimate, host_times
 from kernel_twins.functional.function import Function
@@ -70,8 +69,8 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
 
     TypeError if it is another function; ValueError for a ``backend``; and what the function raises before it chooses.
     """
-    name = getattr(function, "__name__", "")
-    if name not in kernel_twins._MODULES or getattr(kernel_twins, name) is not function:
+    declared = _declared(function)
+    if declared is None:
         raise TypeError(
             f"function is {function!r}, must be a public function that has a backend, such as kernel_twins.matmul: "
             f"pass the function itself, and its arguments behind it"
@@ -81,7 +80,8 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
         raise ValueError(f"backend is {backend!r}, must be left out: it is what 'auto' takes that is explained")
     with explained() as heard:
         function(*given, **named)
-    step = "" if heard.backend == "torch" else _step(function.__module__, name, heard)
+    name = declared.name
+    step = "" if heard.backend == "torch" else _step(declared, heard)
     if heard.problem is None:
         return Explanation(name, heard.backend, step, heard.reason, {}, {}, (), "")
     gpu = measured_gpu(heard.device)
@@ -100,12 +100,19 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
     )
 
 
-def _step(module: str, name: str, heard: Heard) -> str:
+def _declared(function: Callable[..., Any]) -> Function | None:
+    """What is declared of a public function; None if it is none, or is wrapped, as by torch.compile."""
+    name, place = getattr(function, "__name__", ""), getattr(function, "__module__", "") or ""
+    if not place.startswith(_FUNCTIONS) or getattr(importlib.import_module(place), name, None) is not function:
+        return None
+    family = importlib.import_module(_FUNCTIONS + place.removeprefix(_FUNCTIONS).partition(".")[0])
+    return next((each for each in getattr(family, "FUNCTIONS", ()) if each.name == name), None)
+
+
+def _step(declared: Function, heard: Heard) -> str:
     """The step that a backend runs for the call."""
-    family = module.removeprefix(_FUNCTIONS).partition(".")[0]
-    declared: tuple[Function, ...] = importlib.import_module(_FUNCTIONS + family).FUNCTIONS
-    ops = next(each.ops for each in declared if each.name == name)
-    wide = name == "matmul" and heard.problem is not None and heard.problem.itemsize == 4
+    wide = declared.name == "matmul" and heard.problem is not None and heard.problem.itemsize == 4
     backend: Backend = "cuda" if heard.backend == "cuda" else "triton"
-    step = step_behind("matmul_fp32" if wide else ops[0], backend, torch.cuda.get_device_capability(heard.device))
+    op = "matmul_fp32" if wide else declared.ops[0]
+    step = step_behind(op, backend, torch.cuda.get_device_capability(heard.device))
     return step.name if step else ""
