@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from functools import cache
+from operator import index
 from typing import Any, TypeVar
 
 import torch
@@ -197,6 +198,16 @@ def is_static(*tensors: Tensor | None) -> bool:
         if tensor is not None and not all(has_static_value(size) for size in (*tensor.shape, *tensor.stride())):
             return False
     return True
+
+
+def as_numbers(dim: Any) -> Any:
+    """A dim of a traced call, or a tuple of them, without symbols, which a compiled function's arguments may be.
+
+    PyTorch's functions make numbers of them, too.
+    """
+    if isinstance(dim, tuple):
+        return tuple([as_numbers(each) for each in dim])
+    return index(dim) if isinstance(dim, int) else dim
 
 
 # Transforms around a call, for "auto". They are constants of a trace: a graph is valid only for those it was made in.

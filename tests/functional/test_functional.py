@@ -69,6 +69,15 @@ def operands(a_shape, b_shape, dtype=torch.float32, requires_grad=False):
     return tuple(tensor.requires_grad_(requires_grad) for tensor in make)
 
 
+def as_if_on_a_gpu(monkeypatch) -> None:
+    """The rules of "auto" take tensors of the CPU for those of an H100 that has no kernel of ours."""
+    for path in {*kernel_twins._MODULES.values()}:
+        module = importlib.import_module(f"kernel_twins.functional.{path}")
+        monkeypatch.setattr(module, "is_on_gpu", lambda tensor: isinstance(tensor, Tensor))
+        monkeypatch.setattr(module, "_runs", backends.constant(lambda *_: False))
+    monkeypatch.setattr(backends, "measured_gpu", lambda device: "h100-sxm")
+
+
 @BY_SHAPES
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_off_the_gpu_the_product_is_pytorchs(a_shape, b_shape, backend) -> None:
@@ -157,6 +166,21 @@ def test_gradients_of_half_operands_have_their_dtype(operator) -> None:
     a, b = operands((3, 5), (5, 4), torch.bfloat16, requires_grad=True)
     operator(a, b, torch.float32).sum().backward()
     assert a.grad.dtype == b.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    "call",
+    [kernel_twins.softmax, kernel_twins.sum, lambda x, dim: kernel_twins.sum(x, (dim, -2))],
+    ids=["softmax", "sum", "sum_of_two"],
+)
+def test_a_dim_may_be_an_argument_of_a_compiled_function(monkeypatch, call, dynamic) -> None:
+    as_if_on_a_gpu(monkeypatch)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, dim: call(x, dim), fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    x = torch.randn(3, 4, 5, 6)
+    for dim in (-1, 3, 1, 0):
+        torch.testing.assert_close(compiled(x, dim), call(x, dim))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -16,6 +16,7 @@ from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
     Operator,
+    as_numbers,
     constant,
     cuda_operator,
     expected,
@@ -229,9 +230,8 @@ def _choose(name: str, x: Tensor, shape: Sequence[int], affine: Affine, residual
     if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs(name, "cuda", device.index) else "torch"
     plain, adds = len(affine) == 0 or affine[0] is None, residual is not None
-    return _choice(
-        name, tuple(x.shape), x.stride(), tuple(shape), plain, adds, dtype, device.index, differentiated, tracing
-    )
+    shape = as_numbers(tuple(shape)) if tracing else tuple(shape)
+    return _choice(name, tuple(x.shape), x.stride(), shape, plain, adds, dtype, device.index, differentiated, tracing)
 
 
 _kept = kept(_choose)

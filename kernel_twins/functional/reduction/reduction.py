@@ -14,6 +14,7 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    as_numbers,
     batches,
     constant,
     cuda_operator,
@@ -155,6 +156,7 @@ def _choose(x: Tensor, kind: str, dim: Dims = None, wanted: torch.dtype | None =
     if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if _runs("cuda", device) else "torch"
     dims = tuple(dim) if isinstance(dim, (list, torch.Size)) else dim
+    dims = as_numbers(dims) if tracing else dims
     return _choice(kind, tuple(x.shape), x.stride(), dims, wanted or x.dtype, device, differentiated, tracing)
 
 

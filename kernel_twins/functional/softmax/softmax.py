@@ -13,6 +13,7 @@ from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.backends import (
     BACKENDS,
     HALF,
+    as_numbers,
     constant,
     cuda_operator,
     expected,
@@ -120,6 +121,7 @@ def _choose(x: Tensor, dim: int, wanted: torch.dtype | None = None) -> str:
         return _any_choice(device, differentiated)
     if not tracing and torch._C._len_torch_dispatch_stack() > 0:  # sizes may be symbols
         return "cuda" if dim in (-1, x.dim() - 1) and _runs("cuda", device) else "torch"
+    dim = as_numbers(dim) if tracing else dim
     return _choice(tuple(x.shape), x.stride(), dim, dtype, device, differentiated, tracing)
 
 
