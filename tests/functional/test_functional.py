@@ -197,6 +197,14 @@ def test_compiled_without_a_break(operator, dynamic, traced) -> None:
         torch.testing.assert_close((a.grad, b.grad), expected)
 
 
+def test_a_compiled_product_of_float32_is_one_graph(monkeypatch) -> None:
+    as_if_on_a_gpu(monkeypatch)
+    torch.compiler.reset()
+    compiled = torch.compile(kernel_twins.matmul, fullgraph=True, backend="aot_eager")
+    a, b = operands((3, 5), (5, 4))
+    torch.testing.assert_close(compiled(a, b), a @ b)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_compiled_without_a_break_where_an_operand_is_frozen(operator, dynamic, frozen) -> None:

@@ -35,6 +35,7 @@ from kernel_twins.ops.tensors import DTYPE, name_of, require_same_dtype
 from kernel_twins.spec import ITEMSIZE, Backend
 
 _cuda_operator, _no_cuda = cuda_operator("matmul")
+_allows_tf32 = constant(allows_tf32)  # Dynamo guards the setting, but cannot read it
 if _cuda_operator is not None:
     register_vmap("matmul", product_rule)
 
@@ -146,7 +147,7 @@ def _choose(a: Tensor, b: Tensor, out_dtype: torch.dtype | None, to: torch.dtype
         return left(TRANSFORMED)
     tracing, width = torch.compiler.is_compiling(), name_of(dtype)
     # With TF32 on, PyTorch's result would not be true fp32; and under a mode sizes may be symbols.
-    if (dtype == torch.float32 and allows_tf32()) or (not tracing and torch._C._len_torch_dispatch_stack() > 0):
+    if (dtype == torch.float32 and _allows_tf32()) or (not tracing and torch._C._len_torch_dispatch_stack() > 0):
         return "cuda" if _runs("cuda", width, wide, device.index) else "torch"
     differentiated = wants_gradient(a, b)
     if tracing and not is_static(a, b):
