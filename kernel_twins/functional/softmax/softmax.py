@@ -71,7 +71,7 @@ def log_softmax(x: Tensor, dim: int = -1, backend: str = "auto", *, dtype: torch
 
 def _softmax(x: Tensor, dim: int, backend: str, log: bool, dtype: torch.dtype | None) -> Tensor:
     if backend == "auto":
-        backend = _kept(x, dim, dtype)
+        backend = (_kept_log if log else _kept)(x, dim, dtype)
     if dtype is not None and backend != "torch":
         return in_dtype(lambda x: _softmax(x, dim, backend, log, None), x, dtype, backend)
     if backend == "cuda":
@@ -125,7 +125,7 @@ def _choose(x: Tensor, dim: int, wanted: torch.dtype | None = None) -> str:
     return _choice(tuple(x.shape), x.stride(), dim, dtype, device, differentiated, tracing)
 
 
-_kept = kept(_choose)
+_kept, _kept_log = kept(_choose), kept(_choose)  # apart: what one has compiled, the other may not have in a capture
 
 
 @constant

@@ -576,3 +576,13 @@ def test_parts_and_pieces_are_the_row_without_its_edges(itemsize, wide) -> None:
             sizes = [max(0, end - part * share) * made.VECTOR for part, end in enumerate(ends)]
             assert sum(sizes) == vectors * made.VECTOR and vectors * made.VECTOR > n - head - made.VECTOR
             assert max(sizes) <= made.PIECES * made.BLOCK_N and min(sizes) >= made.WHOLE * made.BLOCK_N
+
+
+def test_a_choice_is_kept_for_each_of_the_two(monkeypatch) -> None:
+    """A capture takes what was chosen before, of which Triton has the kernel: that of softmax is not log_softmax's."""
+    asked = []
+    for name in ("_kept", "_kept_log"):
+        monkeypatch.setattr(softmax, name, lambda *given, name=name: asked.append(name) or "torch")
+    x = torch.zeros(2, 3)
+    kernel_twins.softmax(x), kernel_twins.log_softmax(x)
+    assert asked == ["_kept", "_kept_log"] and softmax._kept is not softmax._kept_log
