@@ -581,8 +581,14 @@ def test_parts_and_pieces_are_the_row_without_its_edges(itemsize, wide) -> None:
 def test_a_choice_is_kept_for_each_of_the_two(monkeypatch) -> None:
     """A capture takes what was chosen before, of which Triton has the kernel: that of softmax is not log_softmax's."""
     asked = []
+    assert softmax._kept is not softmax._kept_log
+
+    def choose(name: str) -> str:
+        asked.append(name)
+        return "torch"
+
     for name in ("_kept", "_kept_log"):
-        monkeypatch.setattr(softmax, name, lambda *given, name=name: asked.append(name) or "torch")
-    x = torch.zeros(2, 3)
-    kernel_twins.softmax(x), kernel_twins.log_softmax(x)
-    assert asked == ["_kept", "_kept_log"] and softmax._kept is not softmax._kept_log
+        monkeypatch.setattr(softmax, name, lambda *_, name=name: choose(name))
+    for function in (kernel_twins.softmax, kernel_twins.log_softmax):
+        function(torch.zeros(2, 3))
+    assert asked == ["_kept", "_kept_log"]
