@@ -32,7 +32,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value
 from kernel_twins import ops, remedies
 from kernel_twins.errors import UnavailableError
 from kernel_twins.functional.expected import Problem, is_measured, ordered
-from kernel_twins.functional.kept import heard
+from kernel_twins.functional.kept import ABSENT, heard, left
 from kernel_twins.functional.rows import Rule
 from kernel_twins.harness.ceilings import REFERENCE_GPU, gpu_slug
 from kernel_twins.harness.load import extension
@@ -177,13 +177,16 @@ def expected(
     if (hears := heard()) is not None:
         hears.function, hears.problem, hears.device, hears.differentiated = function, problem, device, differentiated
     captures = not traced and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    lacks = False
     for best in ordered(measured_gpu(device), function, problem, differentiated, traced, captures):
         if best == "torch":
             if not over_torch:
-                return best
+                return left(ABSENT) if lacks else best
         elif not (best == "triton" and captures) and is_there("cuda" if best == "cuda" else "triton", device):
             return best
-    return "cuda" if is_there("cuda", device) else "torch"
+        else:
+            lacks = True
+    return "cuda" if is_there("cuda", device) else left(ABSENT)
 
 
 def measured_gpu(device: int) -> str:

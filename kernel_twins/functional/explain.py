@@ -13,7 +13,7 @@ import torch
 from kernel_twins.functional.backends import measured_gpu, step_behind
 from kernel_twins.functional.expected import BACKENDS, estimate, host_times
 from kernel_twins.functional.function import Function
-from kernel_twins.functional.kept import Heard, explained
+from kernel_twins.functional.kept import ABSENT, ALWAYS, Heard, explained
 from kernel_twins.spec import Backend
 
 _FUNCTIONS = __package__ + "."
@@ -23,7 +23,7 @@ _FUNCTIONS = __package__ + "."
 class Explanation:
     """What "auto" takes for a call: the backend, and the step of its ladder, which is empty for PyTorch.
 
-    ``reason`` says why the call is left to PyTorch whatever it takes, or is empty. ``gpu_us`` and ``host_us`` are the
+    ``reason`` says why the backend is taken whatever the call takes, or is empty. ``gpu_us`` and ``host_us`` are the
     expected microseconds of each backend that was considered, on the GPU and on the host: with the backward pass, if a
     gradient is wanted. They are interpolated between the ``nearest`` cases (slug, distance in logarithms of sizes) of
     the committed measurements of ``measured_on``. All three are empty where nothing was measured.
@@ -83,7 +83,8 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
     name = declared.name
     step = "" if heard.backend == "torch" else _step(declared, heard)
     if heard.problem is None:
-        return Explanation(name, heard.backend, step, heard.reason, {}, {}, (), "")
+        reason = heard.reason or (ABSENT if heard.backend == "torch" else ALWAYS)
+        return Explanation(name, heard.backend, step, reason, {}, {}, (), "")
     gpu = measured_gpu(heard.device)
     told = estimate(gpu, heard.function, heard.problem, heard.differentiated)
     passes = 1 + heard.differentiated

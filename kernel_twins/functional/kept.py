@@ -48,6 +48,8 @@ EMPTY = "there are no elements"
 COPIED = "rows would be copied to be contiguous, and PyTorch reads them in place"
 CAST = "autocast casts operands, of which PyTorch keeps the parameters' casts"
 WIDENED = "the result is wider than what is read, and PyTorch widens as it reads"
+ABSENT = "what else it could take is not installed, has no kernel for this GPU, or may not be compiled in a capture"
+ALWAYS = "such calls take it whatever was measured"
 
 _hearing: dict[int, Heard] = {}  # by thread: other threads' calls go on
 

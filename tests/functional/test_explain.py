@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 import kernel_twins  # noqa: E402
 from kernel_twins import OPS  # noqa: E402
 from kernel_twins.functional import backends, expected  # noqa: E402
+from kernel_twins.functional.kept import ABSENT  # noqa: E402
 from tests.sides import cuda_library  # noqa: E402
 
 X = torch.zeros(4096, 4096, dtype=torch.bfloat16)
@@ -95,6 +96,15 @@ def test_it_says_that_nothing_was_measured(on_gpu, monkeypatch) -> None:
     expected.timed.cache_clear()
     assert told.backend == "cuda" and told.gpu_us == told.host_us == {} and told.measured_on == ""
     assert "nothing was measured" in str(told)
+
+
+def test_it_does_not_blame_measurements_for_what_is_taken_whatever_they_say(on_gpu, monkeypatch) -> None:
+    told = kernel_twins.explain(kernel_twins.cross_entropy_gradient_, torch.ones(4, 8), TARGET[:4])
+    assert told.backend == "cuda" and "whatever was measured" in told.reason
+    monkeypatch.setattr("kernel_twins.functional.softmax.softmax._runs", lambda *_: False)
+    told = kernel_twins.explain(kernel_twins.softmax, X)
+    assert told.backend == "torch" and told.gpu_us["cuda"] < told.gpu_us["torch"]
+    assert told.reason == ABSENT
 
 
 def test_nothing_is_computed_nor_written(on_gpu) -> None:
