@@ -347,7 +347,7 @@ def test_auto_asks_for_the_problem_that_it_was_given(monkeypatch) -> None:
         return ["torch", "cuda"] if problem.itemsize == 4 else ["cuda"]
 
     monkeypatch.setattr(matmul, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
-    monkeypatch.setattr(matmul.torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
     monkeypatch.setattr(matmul, "_runs", lambda *_: True)
     monkeypatch.setattr(backends, "ordered", ordered)
     half = partial(torch.empty, dtype=torch.bfloat16)
@@ -380,7 +380,7 @@ def test_auto_asks_for_the_linear_layer_that_it_was_given(monkeypatch) -> None:
         return ["triton"]
 
     monkeypatch.setattr(linear, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
     monkeypatch.setattr(linear, "_runs", lambda *_: True)
     monkeypatch.setattr(backends, "ordered", ordered)
     x, weight, column_major, bias = (

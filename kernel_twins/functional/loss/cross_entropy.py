@@ -88,7 +88,7 @@ def cross_entropy(
     target = _as_classes(target)
     automatic = backend == "auto"
     if automatic:
-        backend = _kept(input, target, weight, reduction)
+        backend = _kept(input, target, weight, reduction, label_smoothing > 0)
     if backend == "torch":
         options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
         return _by_torch(input, target, weight, options, any_target=automatic)
@@ -295,8 +295,11 @@ def _require(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, 
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _choose(logits: Tensor, target: Tensor, weight: object, reduction: str) -> str:
-    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages."""
+def _choose(logits: Tensor, target: Tensor, weight: object, reduction: str, smoothed: bool = False) -> str:
+    """The backend for this call. PyTorch gets calls with wrong arguments, since users know its error messages.
+
+    A loss that is ``smoothed`` is chosen apart: it is another kernel, which a capture may not compile.
+    """
     if not is_on_gpu(logits) or not is_on_gpu(target) or target.device != logits.device:
         return left(NO_PLAIN)
     if weight is not None:

@@ -587,7 +587,7 @@ def left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     constant = torch.compiler.assume_constant_result
     monkeypatch.setattr(functional, "is_on_gpu", constant(lambda tensor: True))
     monkeypatch.setattr(functional, "_runs", constant(lambda backend, device: False))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
 
 
 NO_CLASS = torch.tensor([0, 5, -1, 2**40, IGNORED, 4])

@@ -999,7 +999,7 @@ def test_auto_asks_for_what_it_was_given(monkeypatch, name) -> None:
         return best
 
     monkeypatch.setattr(norm, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
     monkeypatch.setattr(norm, "_runs", lambda *_: True)
     monkeypatch.setattr(backends, "ordered", ordered)
 

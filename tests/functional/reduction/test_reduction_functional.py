@@ -340,7 +340,7 @@ def test_auto_takes_a_batch_of_as_many_axes_as_there_may_be(operator, monkeypatc
     if is_triton(operator):
         pytest.skip("auto takes no Triton step")
     as_on_gpu(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
     chosen: list[str] = []
 
     def batched(x: Any) -> Any:
@@ -487,7 +487,7 @@ def test_auto_leaves_to_pytorch_what_the_others_do_not_take(monkeypatch) -> None
         told = {"dim": x.dim, "numel": x.numel, "shape": x.shape, "stride": x.stride, "requires_grad": False}
         return SimpleNamespace(dtype=dtype, device=SimpleNamespace(index=0), **told)
 
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
     monkeypatch.setattr(reduction, "is_on_gpu", lambda x: isinstance(x, SimpleNamespace))
     monkeypatch.setattr(reduction, "_runs", lambda backend, device: True)
     assert reduction._choose(on_gpu((3, 5)), "sum") == "cuda"
