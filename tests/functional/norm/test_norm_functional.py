@@ -1043,6 +1043,7 @@ def test_auto_asks_for_what_it_was_given(monkeypatch, name) -> None:
 def test_auto_is_traced_to_the_operator(operators, monkeypatch, name, dynamic) -> None:
     if operators.backend == "triton":
         pytest.skip("auto traces no Triton operator")
+    monkeypatch.setattr("kernel_twins.functional.backends.measured_gpu", lambda device: "GPU")
     monkeypatch.setattr(norm, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(norm, "require_gpu", lambda *_: None)
     monkeypatch.setattr(norm, "_runs", lambda *_: True)
