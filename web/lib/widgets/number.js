@@ -26,7 +26,7 @@ customElements.define(
       if (!number) return;
       const source = (number.title = this.source(number));
       const cell = measured(source);
-      if (cell) number.title = `${source}\n${await this.run(cell)}`;
+      if (cell) number.title = `${source}\n${await this.run(cell)}\nClick: how it is computed and measured anew`;
     }
 
     async run({ op, slug, calls }) {
@@ -58,7 +58,7 @@ customElements.define(
         ["", meaning(cell, names, quantities)],
         ["Rows", `${this.dataset.folder}${op}.${table}.csv: case ${slug}, ${names.join(" and ")}`, "code"],
         ["Run", await this.run(cell)],
-        ["Measure anew", `python profiling/ncu_report.py collect --op ${op} --shape ${slug}`, "code"],
+        ["Measure all calls of this case anew, on a GPU and from the repository's root", `python profiling/ncu_report.py collect --op ${op} --shape ${slug}`, "code"],
       ];
     }
   },
