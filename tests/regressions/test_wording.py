@@ -40,7 +40,7 @@ def test_negative_label_smoothing_is_taken_by_auto(backend: str) -> None:
 def test_target_that_is_no_class_ends_the_process_where_auto_takes_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and gradient of its row are NaN, as by the kernels, on a GPU, for which the CPU stands here."""
     monkeypatch.setattr(functional, "is_on_gpu", lambda _: True)
-    monkeypatch.setattr(functional, "_choose", lambda *_: "torch")
+    monkeypatch.setattr(functional, "_kept", lambda *_: "torch")
     x = torch.randn(3, 4, requires_grad=True)
     losses = kt.cross_entropy(x, torch.tensor([0, 4, 1]), reduction="none")
     assert losses.isnan().tolist() == [False, True, False]

@@ -43,6 +43,7 @@ from kernel_twins.ops.tensors import name_of
 from kernel_twins.spec import Case
 
 _SDPA = ("query", "key", "value")
+_USUAL = Options()
 
 Results = tuple[Tensor, Tensor]  # the result and lse
 
@@ -246,9 +247,9 @@ def _choose(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    options: Options,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    options: Options = _USUAL,
     needs_ours: bool = False,
 ) -> str:
     """The backend for this call. PyTorch gets calls with wrong arguments; ``needs_ours``: it has no kernel for it."""
@@ -287,7 +288,7 @@ def _choose_sdpa(query: Tensor, key: Tensor, value: Tensor, options: Options | N
     """The backend for a call with PyTorch's arguments; without ``options`` it has some that are PyTorch's alone."""
     if options is None:
         return left("a mask or dropout is PyTorch's")
-    backend = _choose(query, key, value, None, None, options)
+    backend = _choose(query, key, value, options=options)
     if backend != "torch" and not enable_gqa and query.size(1) != key.size(1):
         return left("heads differ without enable_gqa")
     return backend
