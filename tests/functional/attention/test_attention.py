@@ -284,7 +284,7 @@ def test_determinism_is_what_pytorch_was_told_unless_it_is_said() -> None:
 def test_auto_leaves_to_pytorch_what_the_others_refuse(monkeypatch) -> None:
     monkeypatch.setattr(module, "is_on_gpu", lambda tensor: isinstance(tensor, torch.Tensor))
     monkeypatch.setattr(module, "_runs", lambda *_: True)
-    monkeypatch.setattr(module, "fastest", lambda *_, **__: "cuda")
+    monkeypatch.setattr(module, "expected", lambda *_, **__: "cuda")
     q, k, v = operands(dtype=torch.float16)
     options = asked()
     choose = module._choose
