@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from kernel_twins.functional import backends, expected  # noqa: E402
 from kernel_twins.functional.kept import ABSENT  # noqa: E402
 from tests.sides import cuda_library  # noqa: E402
 
+ROOT = Path(__file__).resolve().parents[2]
 X = torch.zeros(4096, 4096, dtype=torch.bfloat16)
 TARGET = torch.zeros(4096, dtype=torch.long)
 CALLS = {
@@ -61,6 +63,13 @@ def test_it_tells_backend_step_times_and_where_they_are_from(on_gpu, name: str) 
     text = str(told)
     assert f"{name}: {'PyTorch' if told.backend == 'torch' else told.backend}" in text
     assert told.nearest[0][0] in text and "µs" in text and "h100-sxm" in text
+
+
+def test_the_documents_example_is_what_it_says(on_gpu) -> None:
+    x = torch.empty(8192, 4096, dtype=torch.bfloat16)
+    *told, cases = str(kernel_twins.explain(kernel_twins.softmax, x)).splitlines()
+    document = (ROOT / "docs" / "functions.md").read_text()
+    assert "\n".join([*told, cases.partition("), ")[0] + "), ..."]) in document
 
 
 def test_both_passes_count_where_a_gradient_is_wanted(on_gpu) -> None:
