@@ -54,14 +54,16 @@ def aligned_cases(op: Op, step: Step) -> list[Case]:
     """For every dtype and variant that a step is timed on, the last case whose sizes all tiles divide.
 
     Of the wide cases that is one with few tiles, among which every split of K is possible. Attention's tiles divide its
-    lengths alone.
+    lengths alone. A step's own profile case is one of them, too, if small tiles divide it.
     """
 
     def tiled(case: Case) -> tuple[int, ...]:
         return case.shape[2:3] if "band" in op.options(case) else case.shape
 
     even = [case for case in op.timed_cases if op.times(step, case) and all(n % 512 == 0 for n in tiled(case))]
-    return list({(case.dtype, case.variant): case for case in even}.values())
+    last = {(case.dtype, case.variant): case for case in even}.values()
+    own = step.profile_case.get("triton")
+    return list(dict.fromkeys([*last, own] if own and all(n % 64 == 0 for n in tiled(own)) else last))
 
 
 def odd_cases(op: Op, step: Step) -> list[Case]:

@@ -125,6 +125,7 @@ _BENCH_CASES = (
     ),
 )
 _PROFILE_CASE = Case.of(*_SQUARE, dtype="bf16", act="gelu")
+_FEW = Case.of(64, 4_096, 4_096, dtype="bf16", act="gelu")
 
 OP = Op(
     name="linear",
@@ -158,6 +159,9 @@ OP = Op(
             (64, 64, 64, {"act": "gelu", "values": "inf"}),
             (64, 64, 64, {"act": "relu", "values": "nan"}),
             (64, 4_096, 4_096, {"act": "gelu_tanh"}),
+            (40, 20_000, 64, {"act": "silu"}),
+            (3, 128, 8_192, {"act": "gelu", "w": "col"}),
+            (1_000, 5, 1_000, {"act": "relu"}),
             (2_101, 2_203, 135, {"act": "silu"}),
             (1_024, 768, 512, {}),
         )
@@ -183,6 +187,16 @@ OP = Op(
                 Prediction("tensor_pipe", ">=", 83, backends=("cuda",)),
             ),
             arch="==9.0a",
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
+        ),
+        Step(
+            name="v02_few_rows",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True, case=_FEW),
+                Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.1, case=_FEW),
+            ),
+            arch="==9.0a",
+            profile_case={"cuda": _FEW, "triton": _FEW},
             promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
         ),
     ),

@@ -13,7 +13,7 @@ _SPECIALIZED_GAP = "Triton pipelines loads by itself; roles by hand are for Gluo
 _CLUSTER_GAP = "Triton 3.6 has no multicast copy that a kernel could ask for."
 
 
-# More tiles than an H100 has SMs, and long sums behind few tiles.
+# More tiles than an H100 has SMs, long sums behind few tiles, and few columns.
 _MANY_TILES = tuple(
     Case.of(m, n, k, dtype="bf16", **variant)
     for m, n, k, variant in (
@@ -22,6 +22,10 @@ _MANY_TILES = tuple(
         (64, 4_096, 4_096, {}),
         (64, 4_096, 4_096, {"b": "col", "out": "fp32"}),
         (16, 1_000, 8_200, {"a": "col"}),
+        (40, 20_000, 64, {}),
+        (3, 128, 16_384, {"b": "col"}),
+        (4_096, 5, 4_096, {"b": "col"}),
+        (5_000, 33, 520, {"a": "col", "out": "fp32"}),
     )
 )
 # All steps are timed on the first, the last steps also on the others: many users' shapes, in both layouts of b.
@@ -63,6 +67,7 @@ _WIDE_CASES = tuple(
     for case in (Case.of(m, n, k, dtype="bf16"), Case.of(m, n, k, dtype="bf16", b="col"))
     if case not in _BENCH_CASES
 )
+_FEW = Case.of(64, 4_096, 4_096, dtype="bf16", b="col")
 
 OP = Op(
     name="matmul_bf16",
@@ -284,6 +289,18 @@ OP = Op(
             wide=True,
             promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
             promises_where={90: (Where("SPLIT_K", (2, 4), ptx.TICKET),)},
+        ),
+        Step(
+            name="v18_few_rows",
+            predictions=(
+                Prediction("time", "<=", 0.8, relative=True, case=_FEW),
+                Prediction("dram_bytes", "==", 1.0, relative=True, tolerance=0.1, case=_FEW),
+            ),
+            arch="==9.0a",
+            fp32_out=True,
+            wide=True,
+            profile_case={"cuda": _FEW, "triton": _FEW},
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
         ),
     ),
 )

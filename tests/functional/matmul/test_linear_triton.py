@@ -27,6 +27,7 @@ BY_ACTIVATION = pytest.mark.parametrize("activation", ACTIVATIONS)
 REAL = [activation for activation in ACTIVATIONS if activation != "none"]  # whose dz is not dout
 SHAPES = [(1, 1, 1), (64, 4096, 4096), (129, 127, 65), (256, 512, 384), (2101, 2203, 135), (5, 7, 0), (0, 7, 5)]
 RAGGED = [(1, 1, 1), (65, 66, 67), (136, 264, 72), (5, 7, 0), (0, 7, 5), (7, 0, 5)]
+FEW_LINES = [(1, 1, 1), (3, 130, 700), (200, 17, 264), (64, 40, 1), (5, 7, 0), (0, 7, 5), (7, 0, 5)]
 BRANCHES = 2  # of the kernel: sums shared or not
 
 
@@ -90,7 +91,7 @@ def assert_gradients_near(gradients, right) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", [f"step {turn}" for turn in range(BRANCHES)] + ["backward", "operators", "second", "compiled"]
+    "what", [f"step {turn}" for turn in range(BRANCHES)] + ["few_rows", "backward", "operators", "second", "compiled"]
 )
 def test_interpreted(what: str) -> None:
     function, *arguments = what.split()
@@ -98,7 +99,7 @@ def test_interpreted(what: str) -> None:
 
 
 def interpret_step(turn: str) -> None:
-    """One branch of the kernel: every activation with and without bias and pre, on ragged and on empty sizes."""
+    """One branch of v01's kernel, on ragged and on empty sizes."""
     tuning = importlib.import_module("kernel_twins._triton.lib.tuning")
     step = importlib.import_module("kernel_twins._triton.matmul.linear.v01_fused")
     found: dict[bool, Any] = {}
@@ -107,11 +108,23 @@ def interpret_step(turn: str) -> None:
     assert len(found) == BRANCHES
     config = list(found.values())[int(turn)]
     setattr(tuning, "choose", partial(chosen, config))  # noqa: B010
-    for shape, activation in itertools.product(RAGGED, ACTIVATIONS):
+    interpret_layers(step.linear_v01_fused, RAGGED)
+
+
+def interpret_few_rows() -> None:
+    """v02's kernel, whose programs share tiles of few rows and of few columns."""
+    step = importlib.import_module("kernel_twins._triton.matmul.linear.v02_few_rows")
+    setattr(step, "sm_count", lambda _: 5)  # noqa: B010
+    interpret_layers(step.linear_v02_few_rows, FEW_LINES)
+
+
+def interpret_layers(launch: Any, shapes: list[tuple[int, int, int]]) -> None:
+    """Every activation with and without bias and pre, and operands of every layout."""
+    for shape, activation in itertools.product(shapes, ACTIVATIONS):
         x, weight, bias = operands(shape)
         for given, save in itertools.product((bias, None), (False, True)):
             out, pre = torch.full((2, *shape[:2]), torch.nan, dtype=x.dtype)
-            step.linear_v01_fused(x, weight, given, out=(out, pre) if save else out, activation=activation)
+            launch(x, weight, given, out=(out, pre) if save else out, activation=activation)
             assert_near(out, expected(activation, x, weight, given))
             if save:
                 assert_near(pre, expected("none", x, weight, given))
@@ -122,20 +135,20 @@ def interpret_step(turn: str) -> None:
         (x[:, ::3], weight[:, ::3]),
     ):
         out = torch.empty(40, 48, dtype=x.dtype)
-        step.linear_v01_fused(left, right, bias, out=out, activation="gelu")
+        launch(left, right, bias, out=out, activation="gelu")
         assert_near(out, expected("gelu", left, right, bias))
     for given in (bias[:1], None):  # a single column may be told from a row by its strides alone
         out = torch.empty(1, 40, dtype=x.dtype).t()
-        step.linear_v01_fused(x, weight[:1], given, out=out, activation="gelu")
+        launch(x, weight[:1], given, out=out, activation="gelu")
         assert_near(out, expected("gelu", x, weight[:1], given))
     special = torch.tensor([[-torch.inf], [torch.inf], [torch.nan], [-6e4], [6e4]], dtype=x.dtype)
     for activation in ACTIVATIONS:
         out = torch.empty_like(special)
-        step.linear_v01_fused(special, torch.ones_like(special[:1]), None, out=out, activation=activation)
+        launch(special, torch.ones_like(special[:1]), None, out=out, activation=activation)
         torch.testing.assert_close(out, ACTIVATIONS[activation](special.double()).half(), equal_nan=True)
         every = fp16_values()[::16]
         out = torch.empty_like(every)
-        step.linear_v01_fused(every, torch.ones_like(every[:1]), None, out=out, activation=activation)
+        launch(every, torch.ones_like(every[:1]), None, out=out, activation=activation)
         assert_rounded_once(out, ACTIVATIONS[activation](every.double()))
 
 

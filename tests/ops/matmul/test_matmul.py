@@ -66,7 +66,7 @@ def test_what_out_may_be() -> None:
 def test_only_steps_that_say_so_write_an_fp32_out() -> None:
     usual, fp32 = Case.parse("64x64x64-bf16"), Case.parse("64x64x64-bf16-out.fp32")
     assert OP.serves(PLAIN, usual) and OP.serves(FP32_OUT, usual) and OP.serves(FP32_OUT, fp32)
-    assert OP.refusal(PLAIN, fp32) == "v98_plain does not write out.fp32, take v15_dispatch, v17_prologue"
+    assert OP.refusal(PLAIN, fp32) == "v98_plain does not write out.fp32, take v15_dispatch, v17_prologue, v18_few_rows"
     assert OP.refusal(FP32_OUT, Case.parse("64x64x64-fp32")) == "dtype is fp32, must be bf16 or fp16"
 
 
@@ -83,7 +83,7 @@ def test_a_triton_step_refuses_an_fp32_out_in_its_call(monkeypatch: pytest.Monke
     with pytest.raises(
         TypeError,
         match=r"^out is torch.float32, must be torch.float16: matmul_bf16 v01_naive writes no other, "
-        r"take v15_dispatch, v17_prologue",
+        r"take v15_dispatch, v17_prologue, v18_few_rows",
     ):
         call(a, b, out=torch.empty(4, 3))
 
