@@ -63,7 +63,7 @@ def aligned_cases(op: Op, step: Step) -> list[Case]:
     even = [case for case in op.timed_cases if op.times(step, case) and all(n % 512 == 0 for n in tiled(case))]
     last = {(case.dtype, case.variant): case for case in even}.values()
     own = step.profile_case.get("triton")
-    return list(dict.fromkeys([*last, own] if own and all(n % 64 == 0 for n in tiled(own)) else last))
+    return list(dict.fromkeys([*last, own] if own and all(n % 16 == 0 for n in tiled(own)) else last))
 
 
 def odd_cases(op: Op, step: Step) -> list[Case]:

@@ -276,6 +276,30 @@ def early_start(drawing: Drawing) -> None:
     drawing.text(16, 264, "kernel 2 touches no data before kernel 1 has ended, and then multiplies at once")
 
 
+@drawn("Few rows as rows of a tile and as its columns, and a cluster whose blocks share K", 300)
+def swapped_operands(drawing: Drawing) -> None:
+    drawing.heading(16, 20, "four rows of a as rows of a tile")
+    drawing.grid(16, 34, 16, 16, 6, "idle", {"registers": patch(range(1), range(16))})
+    drawing.note(120, 44, "64 x 64 sums,\n4 x 64 of use")
+    drawing.heading(16, 164, "as its columns")
+    drawing.grid(16, 178, 16, 2, 6, "idle", {"registers": patch(range(16), range(1))})
+    drawing.note(40, 190, "64 x 8 sums,\n64 x 4 of use")
+    drawing.heading(250, 20, "a cluster of four blocks shares a tile's K")
+    for block in range(4):
+        x = 250 + 96 * block
+        drawing.box(x, 34, 84, 34, "device", f"K, part {block}")
+        drawing.box(x, 96, 84, 30, "tensor", "multiply")
+        drawing.arrow((x + 42, 68), (x + 42, 96))
+        drawing.arrow((x + 42, 126), (x + 42, 148))
+        for share in range(4):
+            level: Level = "registers" if share == 1 else "shared"
+            drawing.box(x, 148 + 16 * share, 84, 16, level, f"rows {share}")
+        drawing.arrow((x + 84, 172), (x + 90, 172), (x + 90, 226), (388, 226), (388, 240))
+    drawing.box(338, 240, 100, 30, "registers", "sum of rows 1")
+    drawing.note(446, 252, "by block 1; the others\nadd up rows 0, 2 and 3")
+    drawing.text(16, 290, "each block adds up its share of the rows, from all blocks' shared memory, in one order")
+
+
 @drawn("A stage of fp32 tiles: fetched by one warp, turned round by three, read by eight", 248)
 def turned_pieces(drawing: Drawing) -> None:
     drawing.heading(16, 20, "device memory")

@@ -108,11 +108,11 @@ def test_a_thousand_runs_agree_bit_by_bit(activation) -> None:
 def test_registrations_and_graphs(activation) -> None:
     given = operands(64, 96, 128, torch.float32, True)
     x, weight, bias = operands(64, 4096, 4096)
-    right = kernel_twins.linear(x, weight, bias, activation)  # which loads the operators
+    right = kernel_twins.linear(x, weight, bias, activation, "cuda")  # which loads the operators
     torch.library.opcheck(torch.ops.kernel_twins.linear.default, (*given, activation))
     torch.compiler.reset()
     compiled = torch.compile(
-        lambda x: kernel_twins.linear(x, weight, bias, activation), fullgraph=True, mode="reduce-overhead"
+        lambda x: kernel_twins.linear(x, weight, bias, activation, "cuda"), fullgraph=True, mode="reduce-overhead"
     )
     for _ in range(4):
         torch.compiler.cudagraph_mark_step_begin()

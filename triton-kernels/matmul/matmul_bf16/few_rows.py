@@ -15,10 +15,10 @@ from kernel_twins._triton.matmul.matmul_bf16.v17_prologue import LARGEST_SIZE
 
 BLOCK_WIDE = 128
 BLOCK_K = 64
-MOST_FEW = 64  # lines, of which more are v17's
+MOST_FEW = 16  # lines, of which more are v17's
 LEAST_FEW = 16  # columns of a tile
 PIECE = 32  # columns of a tile that leave registers at a time
-LEAST_UNITS = 4  # of a program's share
+LEAST_UNITS = 16  # of a program's share: fewer cost less than to add up one more part
 TICKETS = 3  # of a program, for the tile that its share ends in and for two groups of a tile's parts
 
 SHARED_BYTES = 227 * 1024  # of a block, at most
@@ -67,7 +67,7 @@ class Choice:
         left_bytes = SHARED_BYTES - 2 * BLOCK_WIDE * self.piece * 4
         return {
             "TRANSPOSED": self.transposed, "BLOCK_WIDE": BLOCK_WIDE, "BLOCK_FEW": self.block_few, "BLOCK_K": BLOCK_K,
-            "PIECE": self.piece, "num_warps": 4 if self.block_few < 64 else 8,
+            "PIECE": self.piece, "num_warps": 4,
             "num_stages": min(MOST_STAGES, left_bytes // stage_bytes),
         }  # fmt: skip
 
@@ -80,5 +80,10 @@ def choice(M: int, N: int, K: int, sms: int) -> Choice | None:
     units = cdiv(wide, BLOCK_WIDE) * cdiv(few, block_few) * cdiv(K, BLOCK_K)
     if few > MOST_FEW or units == 0 or max(wide, K, units) >= LARGEST_SIZE:
         return None
-    programs = min(sms, max(1, units // LEAST_UNITS), COUNTERS // TICKETS)
+    tiles = cdiv(wide, BLOCK_WIDE) * cdiv(few, block_few)
+    # Whole parts of tiles where programs are more than those: a share of two tiles is added up twice.
+    programs = tiles * max(1, min(sms // tiles, cdiv(K, BLOCK_K) // LEAST_UNITS)) if tiles < sms else sms
+    if programs < sms // 2:  # v17's smaller tiles keep more SMs, and so memory, busy
+        return None
+    programs = min(programs, COUNTERS // TICKETS)
     return Choice(transposed=M <= N, block_few=block_few, programs=programs)

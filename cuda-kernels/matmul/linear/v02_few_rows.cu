@@ -1,0 +1,113 @@
+// linear v02_few_rows: matmul_bf16's v18 with bias and activation applied before the sums are rounded.
+//
+// Change:   where x has few rows, or the layer few outputs, the tiles of matmul_bf16's v18 compute the
+//           product: few lines are a tile's columns, and a cluster shares a tile's K. Bias and activation
+//           follow once the cluster's sums are added up.
+// Why:      a decoder's step gives a layer as many rows as there are sequences. The weight is then read once
+//           for a few products, and only memory's bandwidth should limit it.
+// Counter:  as matmul_bf16's v18: at few rows time falls, and dram_bytes stay.
+// Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
+// Source:   matmul_bf16's v18.
+// Twin:     triton-kernels/matmul/linear/v02_few_rows.py
+#include "args.h"
+#include "lib/activation.cuh"
+#include "matmul/matmul_bf16/few_rows.h"
+
+void linear_v01_fused(const LinearArgs& args);
+
+struct LinearFewRowsProblem : FewRowsProblem {
+  const void* bias;  // [N], of T; or nullptr
+  void* pre;         // [M, N], row-major; or nullptr
+  Activation activation;
+};
+
+template <typename T>
+class LinearFewRowsEpilogue {
+  const LinearFewRowsProblem& problem;
+  float bias[4] = {};
+
+ public:
+  __device__ LinearFewRowsEpilogue(const LinearFewRowsProblem& problem, int col) : problem(problem) {
+    if (problem.bias == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (col + i < problem.N) bias[i] = to_float(static_cast<const T*>(problem.bias)[col + i]);
+    }
+  }
+
+  template <typename Store>
+  __device__ void apply(float (&sums)[4], Store store) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += bias[i];
+    if (problem.pre != nullptr) store(problem.pre);
+    with_activation(problem.activation, [&]<Activation ACTIVATION>() {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[i] = activate<ACTIVATION>(sums[i]);
+    });
+  }
+};
+
+// The kernel takes x row-major and weight.T column-major; other operands are repacked.
+template <typename T, FewRowsShape SHAPE>
+struct LinearFewRowsTile : FewRowsTile<T, SHAPE, true, true> {
+  using Problem = LinearFewRowsProblem;
+  using Epilogue = LinearFewRowsEpilogue<T>;
+};
+
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_PER_SM)
+    linear_v02_few_rows_kernel(const __grid_constant__ LinearFewRowsProblem problem) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  few_rows_block<Tile>(problem);
+#endif
+}
+
+// Describes a matrix of `lines` by K in lines along K; base is nullptr if it must be repacked for that.
+static Operand along_k(const void* matrix, const LinearArgs& args, int64_t lines, int64_t stride,
+                       int64_t stride_k) {
+  const Operand operand = describe_operand(matrix, args.dtype, lines, args.K, stride, stride_k);
+  return operand.along_k ? operand : Operand{nullptr, lines, args.K, 0, true};
+}
+
+template <typename T>
+static void launch_plan(const MatmulBf16Args& product, const LinearFewRowsProblem& problem,
+                        const FewRowsPlan& plan) {
+  dispatch_few_rows_shape(plan.choice.shape, [&]<FewRowsShape SHAPE>() {
+    using Tile = LinearFewRowsTile<T, SHAPE>;
+    launch_few_rows<Tile>(linear_v02_few_rows_kernel<Tile>, problem, product, plan.wide, plan.few,
+                          plan.choice);
+  });
+}
+
+void linear_v02_few_rows(const LinearArgs& args) {
+  const MatmulBf16Args product = {.a = args.x,
+                                  .b = args.weight,
+                                  .out = args.out,
+                                  .M = args.M,
+                                  .N = args.N,
+                                  .K = args.K,
+                                  .stride_am = args.stride_xm,
+                                  .stride_ak = args.stride_xk,
+                                  .stride_bk = args.stride_wk,
+                                  .stride_bn = args.stride_wn,
+                                  .dtype = args.dtype,
+                                  .out_dtype = args.dtype,
+                                  .memory = args.memory,
+                                  .stream = args.stream};
+  const bool plain = mappable(args.out, args.dtype, args.M, args.N, args.N) &&
+                     (args.pre == nullptr || mappable(args.pre, args.dtype, args.M, args.N, args.N));
+  FewRowsPlan plan;
+  if (std::min({args.M, args.N, args.K}) == 0 || std::max({args.M, args.N, args.K}) >= LARGEST_SIZE ||
+      !plan_few_rows(product, along_k(args.x, args, args.M, args.stride_xm, args.stride_xk),
+                     along_k(args.weight, args, args.N, args.stride_wn, args.stride_wk), plain, plan)) {
+    linear_v01_fused(args);
+    return;
+  }
+  LinearFewRowsProblem problem = {};
+  problem.bias = args.bias;
+  problem.pre = args.pre;
+  problem.activation = args.activation;
+  problem.in_fours = reinterpret_cast<uintptr_t>(args.pre) % (4 * size_of(args.dtype)) == 0;
+  args.dtype == Dtype::bf16 ? launch_plan<__nv_bfloat16>(product, problem, plan)
+                            : launch_plan<__half>(product, problem, plan);
+}
