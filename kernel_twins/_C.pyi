@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import torch
 import typing
-__all__: list[str] = ['architectures', 'ask_anew', 'attention', 'attention_backward', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'has', 'kept', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
+__all__: list[str] = ['architectures', 'ask_anew', 'attention', 'attention_backward', 'cross_entropy', 'cross_entropy_backward', 'dropout_add', 'dropout_add_backward', 'has', 'kept', 'layer_norm', 'layer_norm_backward', 'linear', 'matmul_bf16', 'matmul_fp32', 'matmul_tf32x3', 'probe', 'product_configuration', 'reduction', 'reduction_nd', 'rms_norm', 'rms_norm_backward', 'runs', 'softmax', 'softmax_backward', 'vector_add']
 def ask_anew(anew: bool) -> bool:
     """
     Whether this thread's calls of kept functions ask choose each time; returns what was set before.
@@ -69,6 +69,10 @@ def matmul_tf32x3(step: str, a: torch.Tensor, b: torch.Tensor, *, out: torch.Ten
 def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> None:
     """
     Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.
+    """
+def product_configuration(a: torch.Tensor, b: torch.Tensor, *, along_k: bool = False) -> str:
+    """
+    The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, N], bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.
     """
 def reduction(step: str, x: torch.Tensor, *, out: torch.Tensor) -> None:
     """

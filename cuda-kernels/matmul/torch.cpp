@@ -11,6 +11,7 @@
 
 #include "lib/tensor_map.h"
 #include "matmul/matmul_bf16/args.h"
+#include "matmul/matmul_bf16/configuration.h"
 #include "matmul/matmul_fp32/args.h"
 #include "matmul/matmul_tf32x3/args.h"
 #include "products.h"
@@ -68,6 +69,28 @@ void matmul_tf32x3(const std::string& step, const Tensor& a, const Tensor& b, co
 
 void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, const Tensor& out) {
   matmul_step("matmul_bf16", matmul_bf16_steps, step, a, b, out);
+}
+
+// The last step's tile for a @ b, in words; none where it would not launch a kernel.
+std::string configuration(const Tensor& a, const Tensor& b, bool along_k) {
+  const c10::cuda::CUDAGuard guard(a.device());
+  const Matrix left = matrix_of(a);
+  const Matrix right = matrix_of(b);
+  const auto [least, most] = std::minmax({left.rows, right.cols, left.cols});
+  if (least == 0 || most >= LARGEST_SIZE) return "";
+  const Dtype dtype = dtype_of(a.scalar_type());
+  return matmul_bf16_configuration({.a = left.data,
+                                    .b = right.data,
+                                    .M = left.rows,
+                                    .N = right.cols,
+                                    .K = left.cols,
+                                    .stride_am = left.stride_row,
+                                    .stride_ak = left.stride_col,
+                                    .stride_bk = right.stride_row,
+                                    .stride_bn = right.stride_col,
+                                    .dtype = dtype,
+                                    .out_dtype = dtype},
+                                   along_k);
 }
 
 // -----------------------------------------------------------------------------------------------------------
@@ -345,5 +368,10 @@ void register_matmul(pybind11::module_& module) {
       "out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b "
       "are bf16 or fp16 alike, out is so or fp32.",
       arg("a"), arg("b"), kw_only(), arg("out"));
+  module.def("product_configuration", configuration,
+             "The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, "
+             "N], bf16 "
+             "or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.",
+             arg("a"), arg("b"), kw_only(), arg("along_k") = false);
   define_linear(module);
 }

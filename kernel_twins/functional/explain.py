@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from kernel_twins.functional.backends import measured_gpu, step_behind
+from kernel_twins.functional.backends import HALF, autocast_dtype, measured_gpu, step_behind
 from kernel_twins.functional.expected import BACKENDS, estimate, host_times
 from kernel_twins.functional.function import Function
 from kernel_twins.functional.kept import ABSENT, ALWAYS, Heard, explained
+from kernel_twins.harness.load import extension
 from kernel_twins.spec import Backend
 
 _FUNCTIONS = __package__ + "."
@@ -23,6 +27,7 @@ _FUNCTIONS = __package__ + "."
 class Explanation:
     """What "auto" takes for a call: the backend, and the step of its ladder, which is empty for PyTorch.
 
+    ``configuration`` is the tile, and the split of K, that a product's CUDA kernel takes; it is empty for others.
     ``reason`` says why the backend is taken whatever the call takes, or is empty. ``gpu_us`` and ``host_us`` are the
     expected microseconds of each backend that was considered, on the GPU and on the host: with the backward pass, if a
     gradient is wanted. They are interpolated between the ``nearest`` cases (slug, distance in logarithms of sizes) of
@@ -32,6 +37,7 @@ class Explanation:
     function: str
     backend: str
     step: str
+    configuration: str
     reason: str
     gpu_us: Mapping[str, float]
     host_us: Mapping[str, float]
@@ -47,6 +53,8 @@ class Explanation:
     def __str__(self) -> str:
         taken = "PyTorch" if self.backend == "torch" else f"{self.backend} {self.step}"
         lines = [f"{self.function}: {taken}"]
+        if self.configuration:
+            lines.append(f"  with {self.configuration}")
         if self.reason:
             lines.append(f"  because {self.reason}")
         elif not self.gpu_us:
@@ -75,16 +83,18 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
             f"function is {function!r}, must be a public function that has a backend, such as kernel_twins.matmul: "
             f"pass the function itself, and its arguments behind it"
         )
-    backend = inspect.signature(function).bind(*given, **named).arguments.get("backend", "auto")
+    arguments = inspect.signature(function).bind(*given, **named).arguments
+    backend = arguments.get("backend", "auto")
     if backend != "auto":
         raise ValueError(f"backend is {backend!r}, must be left out: it is what 'auto' takes that is explained")
     with explained() as heard:
         function(*given, **named)
     name = declared.name
     step = "" if heard.backend == "torch" else _step(declared, heard)
+    configuration = _configuration(name, *list(arguments.values())[:2]) if heard.backend == "cuda" else ""
     if heard.problem is None:
         reason = heard.reason or (ABSENT if heard.backend == "torch" else ALWAYS)
-        return Explanation(name, heard.backend, step, reason, {}, {}, (), "")
+        return Explanation(name, heard.backend, step, configuration, reason, {}, {}, (), "")
     gpu = measured_gpu(heard.device)
     told = estimate(gpu, heard.function, heard.problem, heard.differentiated)
     passes = 1 + heard.differentiated
@@ -93,6 +103,7 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
         name,
         heard.backend,
         step,
+        configuration,
         heard.reason,
         told.us,
         {backend: passes * host[backend] for backend in BACKENDS if backend in host},
@@ -117,3 +128,30 @@ def _step(declared: Function, heard: Heard) -> str:
     op = "matmul_fp32" if wide else declared.ops[0]
     step = step_behind(op, backend, torch.cuda.get_device_capability(heard.device))
     return step.name if step else ""
+
+
+def _configuration(function: str, x: Any, weight: Any) -> str:
+    """The kernel's tile of one product in half precision, as the operators would launch it here; empty for others."""
+    operands = (x, weight)
+    if function not in ("matmul", "linear") or not all(isinstance(each, Tensor) and each.is_cuda for each in operands):
+        return ""
+    if torch.cuda.get_device_capability(x.device) != (9, 0) or weight.dim() != 2 or x.dim() == 0:
+        return ""
+    dtype = autocast_dtype(x) or x.dtype
+    if dtype not in HALF:
+        return ""
+    rows = _like(x, dtype, (math.prod(x.shape[:-1]), x.shape[-1]))
+    columns = _like(weight, dtype, tuple(weight.shape))
+    told: str = extension().product_configuration(
+        rows, columns.t() if function == "linear" else columns, along_k=function == "linear"
+    )
+    return told
+
+
+def _like(operand: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The matrix that a kernel reads of an operand: itself, or one as a cast or a copy of it would be."""
+    operand = operand.detach()
+    if operand.dtype == dtype:
+        with contextlib.suppress(RuntimeError):  # no view of that shape
+            return operand.view(shape)
+    return torch.empty(shape, dtype=dtype, device=operand.device)

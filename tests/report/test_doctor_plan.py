@@ -257,11 +257,10 @@ def test_trials_without_a_gpu_say_so(tmp_path: Path) -> None:
 
 TIMED = {
     "softmax": 32, "softmax_backward": 25, "cross_entropy": 23, "cross_entropy_backward": 15, "layer_norm": 35,
-    "layer_norm_backward": 26, "matmul_bf16": 116, "matmul_fp32": 78, "matmul_tf32x3": 24, "linear": 18,
-    "vector_add": 35, "reduction": 28, "rms_norm": 29, "rms_norm_backward": 26, "dropout_add": 16,
-    "dropout_add_backward": 16, "reduction_nd": 31,
+    "layer_norm_backward": 26, "matmul_fp32": 78, "matmul_tf32x3": 24, "vector_add": 35, "reduction": 28,
+    "rms_norm": 29, "rms_norm_backward": 26, "dropout_add": 16, "dropout_add_backward": 16, "reduction_nd": 31,
 }  # fmt: skip
-"""Seconds, in three commands on the reference GPU that recorded everything."""
+"""Seconds, in three commands on the reference GPU that recorded everything; without ladders that grew since."""
 PROFILED = {
     "rms_norm": 16, "reduction": 27, "layer_norm_backward": 28, "matmul_tf32x3": 14, "linear": 11,
     "rms_norm_backward": 21, "dropout_add_backward": 18,

@@ -72,15 +72,29 @@ struct FewRowsPlan {
   FewRowsChoice choice;
 };
 
-// Plans a product, and repacks its operands; false, with nothing done, if v15's tiles should take less time.
+// Which of both steps' tiles should take less time, and the better one of each.
+struct FewRowsDecision {
+  bool taken;  // v18's, else v15's
+  FewRowsChoice v18;
+  Choice v15;
+};
+
 // `plain`: as for v15's choice.
-inline bool plan_few_rows(const MatmulBf16Args& args, Operand a, Operand b, bool plain, FewRowsPlan& plan) {
+inline FewRowsDecision decide_few_rows(const MatmulBf16Args& args, const Operand& a, const Operand& b,
+                                       bool plain) {
   const GpuRates gpu = gpu_rates();
   const FewRowsProduct product = {args.M,    args.N,   args.K, a.pitch % 64 == 0, b.pitch % 64 == 0,
                                   a.along_k, b.along_k};
-  const FewRowsChoice choice = choose_few_rows(gpu, product);
+  const FewRowsChoice v18 = choose_few_rows(gpu, product);
   const Choice v15 = choose(args.M, args.N, args.K, gpu.sms, plain, product.a_aligned && product.b_aligned);
-  if (choice.cycles > BETTER_SHARE * v15_cycles(gpu, product, v15)) return false;
+  return {v18.cycles <= BETTER_SHARE * v15_cycles(gpu, product, v15), v18, v15};
+}
+
+// Plans a product, and repacks its operands; false, with nothing done, if v15's tiles should take less time.
+inline bool plan_few_rows(const MatmulBf16Args& args, Operand a, Operand b, bool plain, FewRowsPlan& plan) {
+  const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
+  if (!decision.taken) return false;
+  const FewRowsChoice& choice = decision.v18;
   Operand& few = choice.transposed ? a : b;
   if (!few.along_k && FEW_ROWS_SHAPES[choice.shape].few <= 64) {
     const int64_t lines = choice.transposed ? args.M : args.N;

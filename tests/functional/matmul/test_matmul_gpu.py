@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import kernel_twins  # noqa: E402
 from kernel_twins import OPS, load, load_baseline  # noqa: E402
 from kernel_twins.harness.check import compare, generator  # noqa: E402
 from kernel_twins.ops.tensors import empty_outputs  # noqa: E402
@@ -227,3 +228,24 @@ def test_an_fp32_out_is_refused_with_the_steps_of_that_language_that_write_one(b
     able = ", ".join(step.name for step in OP.steps if step.fp32_out and backend in step.backends)
     with pytest.raises(TypeError, match=rf"^out is torch.float32, must be torch.bfloat16: .* no other, take {able}$"):
         load("matmul_bf16", "v01_naive", backend)(matrix(4, 8), matrix(8, 6), out=matrix(4, 6).float())
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "by_columns", "told"),
+    [
+        (8, 4096, 4096, True, "tiles of 8 x 64, transposed"),
+        (4096, 5, 4096, True, "tiles of 64 x 8"),
+        (4096, 4096, 4096, False, "tiles of 128 x 256, clusters of 2"),
+        (4096, 4097, 4096, False, "the second operand is repacked"),
+    ],
+)
+def test_an_explanation_tells_the_tile(m: int, n: int, k: int, by_columns: bool, told: str, monkeypatch) -> None:
+    a = torch.empty(m, k, device="cuda", dtype=torch.bfloat16)
+    b = torch.empty((n, k) if by_columns else (k, n), device="cuda", dtype=torch.bfloat16)
+    monkeypatch.setattr("kernel_twins.functional.backends.ordered", lambda *_: ["cuda"])
+    explanation = kernel_twins.explain(kernel_twins.matmul, a, b.t() if by_columns else b)
+    assert told in explanation.configuration and f"\n  with {explanation.configuration}\n" in f"{explanation}\n"
+    if by_columns:
+        assert kernel_twins.explain(kernel_twins.linear, a, b).configuration == explanation.configuration
+    wide = b.float().t() if by_columns else b.float()
+    assert kernel_twins.explain(kernel_twins.matmul, a.float(), wide).configuration == ""
