@@ -91,7 +91,7 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
         function(*given, **named)
     name = declared.name
     step = "" if heard.backend == "torch" else _step(declared, heard)
-    configuration = _configuration(name, *list(arguments.values())[:2]) if heard.backend == "cuda" else ""
+    configuration = _configuration(name, *arguments.values()) if heard.backend == "cuda" else ""
     if heard.problem is None:
         reason = heard.reason or (ABSENT if heard.backend == "torch" else ALWAYS)
         return Explanation(name, heard.backend, step, configuration, reason, {}, {}, (), "")
@@ -130,10 +130,12 @@ def _step(declared: Function, heard: Heard) -> str:
     return step.name if step else ""
 
 
-def _configuration(function: str, x: Any, weight: Any) -> str:
+def _configuration(function: str, *given: Any) -> str:
     """The kernel's tile of one product in half precision, as the operators would launch it here; empty for others."""
-    operands = (x, weight)
-    if function not in ("matmul", "linear") or not all(isinstance(each, Tensor) and each.is_cuda for each in operands):
+    if function not in ("matmul", "linear"):
+        return ""
+    x, weight = given[:2]
+    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and x.is_cuda and weight.is_cuda):
         return ""
     if torch.cuda.get_device_capability(x.device) != (9, 0) or weight.dim() != 2 or x.dim() == 0:
         return ""

@@ -1,7 +1,8 @@
 """linear v02_few_rows: few rows or columns are a tile's columns, and programs get equal shares of the work.
 
-Change:   a product with few rows of x or few of weight is that of matmul_bf16's v18. Its epilogue applies bias and
-          activation to a piece of a tile at a time; where programs share a tile, in the one that adds up its parts.
+Change:   a product with few rows of x or few of weight is that of matmul_bf16's v18, whose tiles have 16 columns. Its
+          epilogue applies bias and activation to a whole tile; where programs share one, in the program that adds up
+          its parts. All other products are v01's.
 Why:      a model that generates a token at a time gives a layer few rows. Then memory bounds it by weight alone, and
           v01's tiles leave SMs without work.
 Counter:  time at few rows falls; DRAM bytes stay.
@@ -22,7 +23,7 @@ from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import layout_of, sm_count
 from kernel_twins._triton.matmul.linear.v01_fused import _finish_part, linear_v01_fused
 from kernel_twins._triton.matmul.matmul_bf16.few_rows import Choice, choice
-from kernel_twins._triton.matmul.matmul_bf16.v15_dispatch import _halves, repacked
+from kernel_twins._triton.matmul.matmul_bf16.v15_dispatch import repacked
 from kernel_twins._triton.matmul.matmul_bf16.v17_prologue import Plan, described, replay, stored_as
 from kernel_twins._triton.matmul.matmul_bf16.v18_few_rows import (
     NEIGHBOURS,
@@ -32,28 +33,20 @@ from kernel_twins._triton.matmul.matmul_bf16.v18_few_rows import (
     _program_of,
     _share_begin,
     _slot,
-    _write,
     launch_shares,
 )
 
 
 @triton.jit
 def _finish(
-    part, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_few,
-    ACTIVATION: tl.constexpr, TRANSPOSED: tl.constexpr, PIECE: tl.constexpr,
+    part, bias, pre, pre_desc, out, out_desc, M, N, first_wide, ACTIVATION: tl.constexpr, TRANSPOSED: tl.constexpr
 ):  # fmt: skip
     # part: [BLOCK_WIDE, BLOCK_FEW], of out: [M, N] or, if TRANSPOSED, of out.T
-    if part.shape[1] > PIECE:
-        left, right = _halves(part)
-        first_right = first_few + right.shape[1]
-        _finish(left, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_few, ACTIVATION, TRANSPOSED, PIECE)
-        _finish(right, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_right, ACTIVATION, TRANSPOSED, PIECE)
+    first_wide, first_few = tl.cast(first_wide, tl.int64), tl.cast(0, tl.int64)
+    if TRANSPOSED:
+        _finish_part(part.T, bias, pre, pre_desc, out, out_desc, M, N, first_few, first_wide, ACTIVATION)
     else:
-        first_wide, first_few = first_wide.to(tl.int64), first_few.to(tl.int64)
-        if TRANSPOSED:
-            _finish_part(part.T, bias, pre, pre_desc, out, out_desc, M, N, first_few, first_wide, ACTIVATION)
-        else:
-            _finish_part(part, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_few, ACTIVATION)
+        _finish_part(part, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_few, ACTIVATION)
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
@@ -61,7 +54,6 @@ def linear_v02_few_rows_kernel(
     a_desc, b_desc, out_desc, pre_desc, bias, out, pre, sums, tickets, M, N, K,
     A_COL: tl.constexpr, B_COL: tl.constexpr, EARLY: tl.constexpr, ACTIVATION: tl.constexpr,
     TRANSPOSED: tl.constexpr, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr, BLOCK_K: tl.constexpr,
-    PIECE: tl.constexpr,
 ):  # fmt: skip
     # a: [M, K] is x and b: [K, N] is weight.T, what is column-major described as its transpose; bias: [N] or None; out:
     # [M, N] row-major, and so is pre, which may be None, both without descriptors where the copy engine cannot store
@@ -72,35 +64,31 @@ def linear_v02_few_rows_kernel(
         # kernel before it, which must be done before anything that it wrote or reads is touched.
         gdc_launch_dependents()
         gdc_wait()
-    tiles_wide = ((N if TRANSPOSED else M) - 1) // BLOCK_WIDE + 1
-    tiles_few = ((M if TRANSPOSED else N) - 1) // BLOCK_FEW + 1
+    tiles = ((N if TRANSPOSED else M) - 1) // BLOCK_WIDE + 1
     steps = (K - 1) // BLOCK_K + 1
     units_of_tile = steps.to(tl.int64)  # 64 bits are for products with the number of programs
-    units = units_of_tile * tiles_wide * tiles_few
+    units = units_of_tile * tiles
     begin, end = _share_begin(tl.program_id(0), units), _share_begin(tl.program_id(0) + 1, units)
     # One loop over all tiles of the share, so that the next tile's loads are under way while one is stored. It holds no
     # barrier, which would keep the compiler from pipelining it: shared tiles are completed behind it.
     total = tl.zeros((BLOCK_WIDE, BLOCK_FEW), dtype=tl.float32)
     for unit in tl.range(begin, end):
         tile, step = unit // steps, unit % steps
-        first_wide, first_few, first_k = tile // tiles_few * BLOCK_WIDE, tile % tiles_few * BLOCK_FEW, step * BLOCK_K
+        first_wide, first_k = tile * BLOCK_WIDE, step * BLOCK_K
         if TRANSPOSED:
             wide_tile = b_desc.load([first_wide, first_k]) if B_COL else b_desc.load([first_k, first_wide]).T
-            few_tile = a_desc.load([first_k, first_few]) if A_COL else a_desc.load([first_few, first_k]).T
+            few_tile = a_desc.load([first_k, 0]) if A_COL else a_desc.load([0, first_k]).T
         else:
             wide_tile = a_desc.load([first_k, first_wide]).T if A_COL else a_desc.load([first_wide, first_k])
-            few_tile = b_desc.load([first_few, first_k]).T if B_COL else b_desc.load([first_k, first_few])
+            few_tile = b_desc.load([0, first_k]).T if B_COL else b_desc.load([first_k, 0])
         total = tl.dot(wide_tile, few_tile, total)
         if (step == steps - 1) | (unit == end - 1):
             if (step == steps - 1) & (unit - step >= begin):
-                _finish(
-                    total, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_few,
-                    ACTIVATION, TRANSPOSED, PIECE,
-                )  # fmt: skip
+                _finish(total, bias, pre, pre_desc, out, out_desc, M, N, first_wide, ACTIVATION, TRANSPOSED)
             else:
                 first = _program_of(tile * units_of_tile, units)
                 slot = _slot(first, tl.program_id(0) - first)
-                _write(total, _place(sums, slot, 0, BLOCK_WIDE, BLOCK_FEW, PIECE), PIECE)
+                tl.store(_place(sums, slot, BLOCK_WIDE, BLOCK_FEW), total)
             total = tl.zeros((BLOCK_WIDE, BLOCK_FEW), dtype=tl.float32)
     # Only the first and the last tile of a share can be shared.
     first_tile, last_tile = begin // steps, (end - 1) // steps
@@ -108,15 +96,11 @@ def linear_v02_few_rows_kernel(
         first = _program_of(tile * units_of_tile, units)
         parts = _program_of((tile + 1) * units_of_tile - 1, units) - first + 1
         if parts > 1:  # noqa: SIM102 - Triton evaluates both sides of an and
-            if _meet(sums, tickets, first, parts, BLOCK_WIDE, BLOCK_FEW, PIECE):
-                first_wide, first_few = tile // tiles_few * BLOCK_WIDE, tile % tiles_few * BLOCK_FEW
+            if _meet(sums, tickets, first, parts, BLOCK_WIDE, BLOCK_FEW):
                 stride = tl.where(parts > NEIGHBOURS, NEIGHBOURS, 1)
-                for piece in tl.static_range(BLOCK_FEW // PIECE):
-                    part = _add_up(sums, first, 0, stride, parts, piece, BLOCK_WIDE, BLOCK_FEW, PIECE)
-                    _finish(
-                        part, bias, pre, pre_desc, out, out_desc, M, N, first_wide, first_few + piece * PIECE,
-                        ACTIVATION, TRANSPOSED, PIECE,
-                    )  # fmt: skip
+                total = _add_up(sums, first, 0, stride, parts, BLOCK_WIDE, BLOCK_FEW)
+                first_wide = tile * BLOCK_WIDE
+                _finish(total, bias, pre, pre_desc, out, out_desc, M, N, first_wide, ACTIVATION, TRANSPOSED)
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}

@@ -1,12 +1,12 @@
 """matmul_bf16 v18_few_rows: few rows or columns are a tile's columns, and programs get equal shares of the work.
 
-Change:   the operand with many lines, which are a's rows or b's columns, gives a tile its rows, so that a tile may have
-          as few as 16 columns: where a has few rows, the product is computed transposed. A program's share is a run of
-          blocks of K, whatever tile they belong to (stream-K). Programs that share a tile write their sums to a
-          workspace, and the last to arrive adds them up, always in the same order. All other products are v17's.
+Change:   the operand with many lines, which are a's rows or b's columns, gives a tile its rows, so that a tile has 16
+          columns: where a has few rows, the product is computed transposed. A program's share is a run of blocks of K,
+          whatever tile they belong to (stream-K), or a whole part of a tile where tiles are fewer than SMs. Programs
+          that share a tile write their sums to a workspace, and the last to arrive adds them up, always in the same
+          order. All other products are v17's.
 Why:      memory bounds a product with few rows. Of a tile with 64 or 128 rows most would be zeros, which take shared
-          memory from loads that could be in flight. Whole tiles, or equal parts of them, leave SMs without work in the
-          last wave.
+          memory from loads that could be in flight. Whole tiles leave SMs without work in the last wave.
 Counter:  time at few rows or columns falls; DRAM bytes stay.
 Requires: compute capability 9.0; M, N and K below 2^31; nothing of strides.
 Source:   Osama, Merrill, Cecka, Garland and Owens, "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-
@@ -28,7 +28,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernel_twins._triton.lib import plans
 from kernel_twins._triton.lib.device import layout_of, sm_count
 from kernel_twins._triton.matmul.matmul_bf16.few_rows import Choice, choice
-from kernel_twins._triton.matmul.matmul_bf16.v15_dispatch import _halves, _store_part, repacked
+from kernel_twins._triton.matmul.matmul_bf16.v15_dispatch import _store_part, repacked
 from kernel_twins._triton.matmul.matmul_bf16.v17_prologue import (
     Plan,
     described,
@@ -62,33 +62,19 @@ def _slot(first, part):
 
 
 @triton.jit
-def _place(sums, slot, piece, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr, PIECE: tl.constexpr):
-    # sums: [slots, BLOCK_FEW / PIECE, BLOCK_WIDE, PIECE]
-    within = tl.arange(0, BLOCK_WIDE)[:, None] * PIECE + tl.arange(0, PIECE)[None, :]
-    return sums + slot * (BLOCK_WIDE * BLOCK_FEW) + piece * (BLOCK_WIDE * PIECE) + within
+def _place(sums, slot, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr):
+    # sums: [slots, BLOCK_WIDE, BLOCK_FEW]
+    within = tl.arange(0, BLOCK_WIDE)[:, None] * BLOCK_FEW + tl.arange(0, BLOCK_FEW)[None, :]
+    return sums + slot * (BLOCK_WIDE * BLOCK_FEW) + within
 
 
 @triton.jit
-def _write(part, place, PIECE: tl.constexpr):
-    # part: [BLOCK_WIDE, BLOCK_FEW]; place: of the slot's first piece. Pieces, so that the change of layout on the way
-    # takes little of the shared memory.
-    if part.shape[1] > PIECE:
-        left, right = _halves(part)
-        _write(left, place, PIECE)
-        _write(right, place + right.shape[0] * right.shape[1], PIECE)
-    else:
-        tl.store(place, part)
-
-
-@triton.jit
-def _add_up(
-    sums, first, part, step, end, piece, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr, PIECE: tl.constexpr
-):
-    # A piece of every step-th part's sums. They come from L2 (.cg), where other programs have written them.
-    total = tl.zeros((BLOCK_WIDE, PIECE), dtype=tl.float32)
+def _add_up(sums, first, part, step, end, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr):
+    # Every step-th part's sums. They come from L2 (.cg), where other programs have written them.
+    total = tl.zeros((BLOCK_WIDE, BLOCK_FEW), dtype=tl.float32)
     for start in tl.range(part, end, step * NEIGHBOURS):
         for each in tl.static_range(NEIGHBOURS):
-            place = _place(sums, _slot(first, start + each * step), piece, BLOCK_WIDE, BLOCK_FEW, PIECE)
+            place = _place(sums, _slot(first, start + each * step), BLOCK_WIDE, BLOCK_FEW)
             total += tl.load(place, mask=start + each * step < end, other=0.0, cache_modifier=".cg")
     return total
 
@@ -105,43 +91,35 @@ def _arrive(ticket, programs):
 
 
 @triton.jit
-def _meet(
-    sums, tickets, first, parts, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr, PIECE: tl.constexpr
-):  # fmt: skip
+def _meet(sums, tickets, first, parts, BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr):
     # True in the last program of a tile to arrive. If parts are many, the last of each NEIGHBOURS first adds up theirs,
     # in the slot of the leader.
     leader = (tl.program_id(0) - first) // NEIGHBOURS * NEIGHBOURS
     end = tl.minimum(leader + NEIGHBOURS, parts)
     is_last = _arrive(tickets + _slot(first, leader), end - leader)
     if is_last & (parts > NEIGHBOURS):
-        for piece in tl.static_range(BLOCK_FEW // PIECE):
-            total = _add_up(sums, first, leader, 1, end, piece, BLOCK_WIDE, BLOCK_FEW, PIECE)
-            tl.debug_barrier()  # for all threads to have read the slot
-            tl.store(_place(sums, _slot(first, leader), piece, BLOCK_WIDE, BLOCK_FEW, PIECE), total)
+        total = _add_up(sums, first, leader, 1, end, BLOCK_WIDE, BLOCK_FEW)
+        tl.debug_barrier()  # for all threads to have read the slot
+        tl.store(_place(sums, _slot(first, leader), BLOCK_WIDE, BLOCK_FEW), total)
         is_last = _arrive(tickets + 2 * tl.num_programs(0) + first, (parts - 1) // NEIGHBOURS + 1)
     return is_last
 
 
 @triton.jit
-def _store(
-    part, out, out_desc, M, N, first_wide, first_few, TRANSPOSED: tl.constexpr, PIECE: tl.constexpr
-):  # fmt: skip
+def _store(part, out, out_desc, M, N, first_wide, TRANSPOSED: tl.constexpr):
     # part: [BLOCK_WIDE, BLOCK_FEW], of out: [M, N] or, if TRANSPOSED, of out.T
-    if part.shape[1] > PIECE:
-        left, right = _halves(part)
-        _store(left, out, out_desc, M, N, first_wide, first_few, TRANSPOSED, PIECE)
-        _store(right, out, out_desc, M, N, first_wide, first_few + right.shape[1], TRANSPOSED, PIECE)
-    elif TRANSPOSED:
-        _store_part(part.T, out, out_desc, M, N, first_few.to(tl.int64), first_wide.to(tl.int64))
+    first_wide, first_few = tl.cast(first_wide, tl.int64), tl.cast(0, tl.int64)
+    if TRANSPOSED:
+        _store_part(part.T, out, out_desc, M, N, first_few, first_wide)
     else:
-        _store_part(part, out, out_desc, M, N, first_wide.to(tl.int64), first_few.to(tl.int64))
+        _store_part(part, out, out_desc, M, N, first_wide, first_few)
 
 
 @triton.jit(do_not_specialize=["M", "N", "K"])
 def matmul_bf16_v18_few_rows_kernel(
     a_desc, b_desc, out_desc, out, sums, tickets, M, N, K,
     A_COL: tl.constexpr, B_COL: tl.constexpr, EARLY: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr, BLOCK_K: tl.constexpr, PIECE: tl.constexpr,
+    BLOCK_WIDE: tl.constexpr, BLOCK_FEW: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     # a: [M, K], b: [K, N], what is column-major described as its transpose; out: [M, N] row-major, without a descriptor
     # where the copy engine cannot store it; sums: [2 * programs, BLOCK_WIDE, BLOCK_FEW]; tickets: [3 * programs]. The
@@ -151,32 +129,31 @@ def matmul_bf16_v18_few_rows_kernel(
         # kernel before it, which must be done before anything that it wrote or reads is touched.
         gdc_launch_dependents()
         gdc_wait()
-    tiles_wide = ((N if TRANSPOSED else M) - 1) // BLOCK_WIDE + 1
-    tiles_few = ((M if TRANSPOSED else N) - 1) // BLOCK_FEW + 1
+    tiles = ((N if TRANSPOSED else M) - 1) // BLOCK_WIDE + 1
     steps = (K - 1) // BLOCK_K + 1
     units_of_tile = steps.to(tl.int64)  # 64 bits are for products with the number of programs
-    units = units_of_tile * tiles_wide * tiles_few
+    units = units_of_tile * tiles
     begin, end = _share_begin(tl.program_id(0), units), _share_begin(tl.program_id(0) + 1, units)
     # One loop over all tiles of the share, so that the next tile's loads are under way while one is stored. It holds no
     # barrier, which would keep the compiler from pipelining it: shared tiles are completed behind it.
     total = tl.zeros((BLOCK_WIDE, BLOCK_FEW), dtype=tl.float32)
     for unit in tl.range(begin, end):
         tile, step = unit // steps, unit % steps
-        first_wide, first_few, first_k = tile // tiles_few * BLOCK_WIDE, tile % tiles_few * BLOCK_FEW, step * BLOCK_K
+        first_wide, first_k = tile * BLOCK_WIDE, step * BLOCK_K
         if TRANSPOSED:
             wide_tile = b_desc.load([first_wide, first_k]) if B_COL else b_desc.load([first_k, first_wide]).T
-            few_tile = a_desc.load([first_k, first_few]) if A_COL else a_desc.load([first_few, first_k]).T
+            few_tile = a_desc.load([first_k, 0]) if A_COL else a_desc.load([0, first_k]).T
         else:
             wide_tile = a_desc.load([first_k, first_wide]).T if A_COL else a_desc.load([first_wide, first_k])
-            few_tile = b_desc.load([first_few, first_k]).T if B_COL else b_desc.load([first_k, first_few])
+            few_tile = b_desc.load([0, first_k]).T if B_COL else b_desc.load([first_k, 0])
         total = tl.dot(wide_tile, few_tile, total)
         if (step == steps - 1) | (unit == end - 1):
             if (step == steps - 1) & (unit - step >= begin):
-                _store(total, out, out_desc, M, N, first_wide, first_few, TRANSPOSED, PIECE)
+                _store(total, out, out_desc, M, N, first_wide, TRANSPOSED)
             else:
                 first = _program_of(tile * units_of_tile, units)
                 slot = _slot(first, tl.program_id(0) - first)
-                _write(total, _place(sums, slot, 0, BLOCK_WIDE, BLOCK_FEW, PIECE), PIECE)
+                tl.store(_place(sums, slot, BLOCK_WIDE, BLOCK_FEW), total)
             total = tl.zeros((BLOCK_WIDE, BLOCK_FEW), dtype=tl.float32)
     # Only the first and the last tile of a share can be shared.
     first_tile, last_tile = begin // steps, (end - 1) // steps
@@ -184,12 +161,10 @@ def matmul_bf16_v18_few_rows_kernel(
         first = _program_of(tile * units_of_tile, units)
         parts = _program_of((tile + 1) * units_of_tile - 1, units) - first + 1
         if parts > 1:  # noqa: SIM102 - Triton evaluates both sides of an and
-            if _meet(sums, tickets, first, parts, BLOCK_WIDE, BLOCK_FEW, PIECE):
-                first_wide, first_few = tile // tiles_few * BLOCK_WIDE, tile % tiles_few * BLOCK_FEW
+            if _meet(sums, tickets, first, parts, BLOCK_WIDE, BLOCK_FEW):
                 stride = tl.where(parts > NEIGHBOURS, NEIGHBOURS, 1)
-                for piece in tl.static_range(BLOCK_FEW // PIECE):
-                    part = _add_up(sums, first, 0, stride, parts, piece, BLOCK_WIDE, BLOCK_FEW, PIECE)
-                    _store(part, out, out_desc, M, N, first_wide, first_few + piece * PIECE, TRANSPOSED, PIECE)
+                total = _add_up(sums, first, 0, stride, parts, BLOCK_WIDE, BLOCK_FEW)
+                _store(total, out, out_desc, M, N, tile * BLOCK_WIDE, TRANSPOSED)
 
 
 _plans: dict[tuple[Any, ...], Plan] = {}
