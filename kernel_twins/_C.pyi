@@ -70,7 +70,7 @@ def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> No
     """
     Launches a probe of hardware-survey/probes.h. buffer: contiguous uint8, overwritten.
     """
-def product_configuration(a: torch.Tensor, b: torch.Tensor, *, along_k: bool = False) -> str:
+def product_configuration(a: torch.Tensor, b: torch.Tensor, *, along_k: bool = False, fp32_out: bool = False) -> str:
     """
     The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, N], bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.
     """

@@ -72,7 +72,7 @@ void matmul_bf16(const std::string& step, const Tensor& a, const Tensor& b, cons
 }
 
 // The last step's tile for a @ b, in words; none where it would not launch a kernel.
-std::string configuration(const Tensor& a, const Tensor& b, bool along_k) {
+std::string configuration(const Tensor& a, const Tensor& b, bool along_k, bool fp32_out) {
   const c10::cuda::CUDAGuard guard(a.device());
   const Matrix left = matrix_of(a);
   const Matrix right = matrix_of(b);
@@ -89,7 +89,7 @@ std::string configuration(const Tensor& a, const Tensor& b, bool along_k) {
                                     .stride_bk = right.stride_row,
                                     .stride_bn = right.stride_col,
                                     .dtype = dtype,
-                                    .out_dtype = dtype},
+                                    .out_dtype = fp32_out ? Dtype::fp32 : dtype},
                                    along_k);
 }
 
@@ -368,10 +368,10 @@ void register_matmul(pybind11::module_& module) {
       "out = a @ b, summed in fp32. a: [M, K], b: [K, N], any strides; out: [M, N], contiguous. a and b "
       "are bf16 or fp16 alike, out is so or fp32.",
       arg("a"), arg("b"), kw_only(), arg("out"));
-  module.def("product_configuration", configuration,
-             "The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, "
-             "N], bf16 "
-             "or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.",
-             arg("a"), arg("b"), kw_only(), arg("along_k") = false);
+  module.def(
+      "product_configuration", configuration,
+      "The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, N], "
+      "bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.",
+      arg("a"), arg("b"), kw_only(), arg("along_k") = false, arg("fp32_out") = false);
   define_linear(module);
 }

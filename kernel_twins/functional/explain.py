@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import math
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernel_twins.functional.backends import HALF, autocast_dtype, measured_gpu, step_behind
+from kernel_twins.functional.backends import autocast_dtype, measured_gpu, step_behind
 from kernel_twins.functional.expected import BACKENDS, estimate, host_times
 from kernel_twins.functional.function import Function
 from kernel_twins.functional.kept import ABSENT, ALWAYS, Heard, explained
@@ -21,13 +20,15 @@ from kernel_twins.harness.load import extension
 from kernel_twins.spec import Backend
 
 _FUNCTIONS = __package__ + "."
+_CHOOSING = {"matmul": ("v18_few_rows",), "linear": ("v02_few_rows",)}  # steps that choose a tile by a model
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What "auto" takes for a call: the backend, and the step of its ladder, which is empty for PyTorch.
 
-    ``configuration`` is the tile, and the split of K, that a product's CUDA kernel takes; it is empty for others.
+    ``configuration`` is the tile, and the split of K, that CUDA takes for one product in half precision on a GPU of
+    9.0; it is empty for others.
     ``reason`` says why the backend is taken whatever the call takes, or is empty. ``gpu_us`` and ``host_us`` are the
     expected microseconds of each backend that was considered, on the GPU and on the host: with the backward pass, if a
     gradient is wanted. They are interpolated between the ``nearest`` cases (slug, distance in logarithms of sizes) of
@@ -91,7 +92,7 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
         function(*given, **named)
     name = declared.name
     step = "" if heard.backend == "torch" else _step(declared, heard)
-    configuration = _configuration(name, *arguments.values()) if heard.backend == "cuda" else ""
+    configuration = _configuration(name, step, arguments) if heard.backend == "cuda" else ""
     if heard.problem is None:
         reason = heard.reason or (ABSENT if heard.backend == "torch" else ALWAYS)
         return Explanation(name, heard.backend, step, configuration, reason, {}, {}, (), "")
@@ -130,30 +131,28 @@ def _step(declared: Function, heard: Heard) -> str:
     return step.name if step else ""
 
 
-def _configuration(function: str, *given: Any) -> str:
-    """The kernel's tile of one product in half precision, as the operators would launch it here; empty for others."""
-    if function not in ("matmul", "linear"):
+def _configuration(function: str, step: str, arguments: Mapping[str, Any]) -> str:
+    """The kernel's tile, as the operators would launch it here; empty where it is none of the steps that choose one."""
+    if step not in _CHOOSING.get(function, ()):
         return ""
-    x, weight = given[:2]
-    if not (isinstance(x, Tensor) and isinstance(weight, Tensor) and x.is_cuda and weight.is_cuda):
+    x, weight = list(arguments.values())[:2]
+    if not x.is_cuda or weight.dim() != 2 or x.dim() == 0:
         return ""
-    if torch.cuda.get_device_capability(x.device) != (9, 0) or weight.dim() != 2 or x.dim() == 0:
-        return ""
-    dtype = autocast_dtype(x) or x.dtype
-    if dtype not in HALF:
-        return ""
-    rows = _like(x, dtype, (math.prod(x.shape[:-1]), x.shape[-1]))
-    columns = _like(weight, dtype, tuple(weight.shape))
+    dtype = autocast_dtype(x) if arguments.get("autocast", True) else None
+    rows = _as_cast(x, dtype)
+    try:
+        rows = rows.view(math.prod(x.shape[:-1]), x.shape[-1])
+    except RuntimeError:  # the operators copy it
+        rows = torch.empty(math.prod(x.shape[:-1]), x.shape[-1], dtype=rows.dtype, device=x.device)
+    columns = _as_cast(weight, dtype)
+    wide = arguments.get("out_dtype") == torch.float32
     told: str = extension().product_configuration(
-        rows, columns.t() if function == "linear" else columns, along_k=function == "linear"
+        rows, columns.t() if function == "linear" else columns, along_k=function == "linear", fp32_out=wide
     )
     return told
 
 
-def _like(operand: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The matrix that a kernel reads of an operand: itself, or one as a cast or a copy of it would be."""
+def _as_cast(operand: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """An operand, or a tensor like the one that autocast would make of it."""
     operand = operand.detach()
-    if operand.dtype == dtype:
-        with contextlib.suppress(RuntimeError):  # no view of that shape
-            return operand.view(shape)
-    return torch.empty(shape, dtype=dtype, device=operand.device)
+    return operand if dtype in (None, operand.dtype) else torch.empty_like(operand, dtype=dtype)

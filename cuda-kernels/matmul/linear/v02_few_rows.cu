@@ -9,6 +9,8 @@
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   matmul_bf16's v18.
 // Twin:     triton-kernels/matmul/linear/v02_few_rows.py
+#include <algorithm>
+
 #include "args.h"
 #include "lib/activation.cuh"
 #include "matmul/matmul_bf16/few_rows.h"

@@ -2,8 +2,6 @@
 // and the blocks of a cluster share a tile's K. Terms: docs/glossary.md.
 #pragma once
 
-#include <algorithm>
-
 #include "few_rows_choice.h"
 #include "lib/ptx/hopper.cuh"
 #include "lib/ptx/wgmma.cuh"
@@ -21,8 +19,8 @@ struct FewRowsProblem {
   int clusters, blocks;  // of a tile, and of a cluster
   bool transposed;       // the wide operand's lines are out's columns, else its rows
   bool out_fp32;         // else T
-  // Four neighbours of out, from a multiple of 4 on, can be stored at once. False on the way to a launch
-  // where the epilogue stores another matrix whose address forbids it.
+  // Four neighbours of out, from a multiple of 4 on, can be stored at once. A caller sets it to false if the
+  // address of another matrix that its epilogue stores forbids it; launch_few_rows adds what out forbids.
   bool in_fours = true;
   float4* partials;    // [tiles, clusters, a tile's sums]; nullptr for one cluster
   unsigned* counters;  // [tiles, blocks], zero before and after
@@ -75,7 +73,8 @@ struct FewRowsTile {
   static constexpr int BLOCKS_PER_SM = few_rows_blocks_per_sm(SHAPE);
   static constexpr int SUMS = BLOCK_FEW / 2;  // of a thread
   static constexpr int STAGE_BYTES = (BLOCK_WIDE + BLOCK_FEW) * BLOCK_K * sizeof(T);
-  static constexpr int STAGES = (SHARED_BYTES / BLOCKS_PER_SM - 1280) / STAGE_BYTES;
+  static constexpr int RESERVED_BYTES = 1024;  // of each block, by CUDA
+  static constexpr int STAGES = (SHARED_BYTES / BLOCKS_PER_SM - RESERVED_BYTES - 256) / STAGE_BYTES;
 
   struct Stages {
     T wide[STAGES][BLOCK_WIDE * BLOCK_K];  // [BLOCK_WIDE, BLOCK_K], or pieces [BLOCK_K, 64]
@@ -88,10 +87,12 @@ struct FewRowsTile {
     };
     uint64_t full[STAGES];   // complete when a stage's tiles have come
     uint64_t empty[STAGES];  // complete when all consumers have read it
-    bool last;               // this block's part of a tile was the last one
+    bool last;               // this block's part of a share was the last one
   };
+  static_assert((sizeof(Shared) + RESERVED_BYTES) * BLOCKS_PER_SM <= SHARED_BYTES + RESERVED_BYTES);
 
-  // The tile as a part of out. A row's pitch keeps a warp's stores of its sums free of bank conflicts.
+  // The tile as a part of out. A row's pitch keeps a warp's stores of its sums free of bank conflicts, but
+  // for those of 8 columns.
   template <bool TRANSPOSED>
   struct Rows {
     static constexpr int ROWS = TRANSPOSED ? BLOCK_FEW : BLOCK_WIDE;
@@ -128,7 +129,7 @@ __device__ inline void add(float (&sums)[4], const float4& four) {
 }
 
 // Adds up the sums of a tile's blocks, always in the same order, and stores them. Each block does so for its
-// share of the tile's rows; where a tile has several clusters, the last one to arrive does.
+// share of the tile's rows; where a tile has several clusters, the last block to arrive of each share does.
 template <typename Tile, bool TRANSPOSED>
 __device__ inline void finish_tile(const typename Tile::Problem& problem, typename Tile::Shared& shared,
                                    int tile) {
@@ -176,6 +177,7 @@ __device__ inline void finish_tile(const typename Tile::Problem& problem, typena
   }
   if (problem.clusters == 1) return;
 
+  __syncwarp();                    // for the warp's threads, which have different numbers of rows
   named_barrier_sync(1, THREADS);  // for all threads' partial sums
   if (threadIdx.x == 0) {
     unsigned* arrivals = &problem.counters[tile * problem.blocks + rank];

@@ -29,7 +29,8 @@ void launch_few_rows(void (*kernel)(Problem), Problem problem, const MatmulBf16A
                      reinterpret_cast<uintptr_t>(args.out) % (4 * size_of(args.out_dtype)) == 0;
   const int64_t tiles = cdiv(choice.transposed ? args.N : args.M, Tile::BLOCK_WIDE) * problem.few_tiles;
   if (choice.clusters > 1) {
-    // All blocks that share tiles run at once, so the counters suffice for 1024 SMs.
+    // A split product has at most two blocks an SM, and a tile two clusters at least, so the counters suffice
+    // for 2048 SMs.
     problem.partials = static_cast<float4*>(
         args.memory->workspace(tiles * choice.clusters * Tile::BLOCK_WIDE * Tile::BLOCK_FEW * sizeof(float)));
     problem.counters = static_cast<unsigned*>(args.memory->zeroed());
@@ -83,11 +84,16 @@ struct FewRowsDecision {
 inline FewRowsDecision decide_few_rows(const MatmulBf16Args& args, const Operand& a, const Operand& b,
                                        bool plain) {
   const GpuRates gpu = gpu_rates();
-  const FewRowsProduct product = {args.M,    args.N,   args.K, a.pitch % 64 == 0, b.pitch % 64 == 0,
-                                  a.along_k, b.along_k};
+  // As repack_operands leaves an operand that it has to copy: whole lines of 64, but for shorter ones.
+  const auto aligned = [](const Operand& operand) {
+    if (operand.base != nullptr) return operand.pitch % 64 == 0;
+    return operand.length > 64 - 8;
+  };
+  const FewRowsProduct product = {args.M, args.N, args.K, aligned(a), aligned(b), a.along_k, b.along_k};
   const FewRowsChoice v18 = choose_few_rows(gpu, product);
   const Choice v15 = choose(args.M, args.N, args.K, gpu.sms, plain, product.a_aligned && product.b_aligned);
-  return {v18.cycles <= BETTER_SHARE * v15_cycles(gpu, product, v15), v18, v15};
+  const bool better = v18.blocks > 0 && v18.cycles <= BETTER_SHARE * v15_cycles(gpu, product, v15);
+  return {better, v18, v15};
 }
 
 // Plans a product, and repacks its operands; false, with nothing done, if v15's tiles should take less time.

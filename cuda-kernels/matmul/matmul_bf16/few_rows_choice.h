@@ -67,7 +67,7 @@ struct Model {
   double sums;         // to store 1024 sums of a block
   double joined;       // more, where a tile's K is split
   double sums_joined;  // likewise, for 1024 sums
-  double clusters;     // likewise, until a tile's last cluster knows that it is the last
+  double clusters;     // likewise, until a share's last block knows that it is the last
 };
 constexpr Model NARROW = {2500, 56, 67, 1.8, 0.57, 900, 1560, 405, 3200};  // v18's tiles of up to 64 columns
 constexpr Model BROAD = {6000, 56, 95, 1.6, 0.43, 300, 580, 115, 7200};    // its other tiles
@@ -127,8 +127,8 @@ inline double v18_cycles(const GpuRates& gpu, const FewRowsProduct& product, con
   const bool few_aligned = choice.transposed ? product.a_aligned : product.b_aligned;
   const int splits = choice.clusters * choice.blocks;
   const int64_t all = cdiv(wide, shape.wide) * cdiv(few, shape.few) * splits;
-  const int64_t most = int64_t{MOST_CLUSTERS[choice.blocks - 1]} * gpu.sms / 132 * choice.blocks *
-                       few_rows_blocks_per_sm(shape);
+  const int64_t clusters = std::max<int64_t>(1, int64_t{MOST_CLUSTERS[choice.blocks - 1]} * gpu.sms / 132);
+  const int64_t most = clusters * choice.blocks * few_rows_blocks_per_sm(shape);
   const int64_t steps = cdiv(cdiv(product.K, BLOCK_K), splits);
   const double lines = shape.wide * (wide_aligned ? 1.0 : model.unaligned) +
                        std::min<int64_t>(few, shape.few) * (few_aligned ? 1.0 : model.unaligned);

@@ -14,7 +14,7 @@
 // Source:   CUTLASS, "Efficient GEMM in CUDA", for split-K and operands that change places; CUDA C++
 //           Programming Guide, "Distributed Shared Memory".
 // Twin:     triton-kernels/matmul/matmul_bf16/v18_few_rows.py
-#include <string>
+#include <algorithm>
 
 #include "few_rows.h"
 

@@ -14,9 +14,9 @@ from kernel_twins._triton.lib.workspace import COUNTERS
 from kernel_twins._triton.matmul.matmul_bf16.v17_prologue import LARGEST_SIZE
 
 BLOCK_WIDE = 128
-BLOCK_FEW = 16  # and more lines are v17's
+BLOCK_FEW = 16  # columns of a tile; products with more lines are v17's
 BLOCK_K = 64
-LEAST_UNITS = 16  # of a program's share: fewer cost less than to add up one more part
+LEAST_UNITS = 16  # of a part of a tile: fewer cost less than to add up one more part
 TICKETS = 3  # of a program, for the tile that its share ends in and for two groups of a tile's parts
 
 
