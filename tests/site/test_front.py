@@ -140,17 +140,17 @@ def test_the_slider_moves_by_keyboard(site: Path, browser: Browser) -> None:
     ):
         slider = page.get_by_role("slider", name="Step")
         assert _shown(page) == [steps[-1]]
-        last = _mark(page)
         slider.focus()
         page.keyboard.press("Home")
         assert _shown(page) == [steps[0]]
         assert page.url.endswith(f"#{steps[0]}")
-        assert _mark(page) != last
+        first = _mark(page)
         page.keyboard.press("ArrowRight")
         assert _shown(page) == [steps[1]]
+        assert _mark(page) != first
         assert "mma.sync" in (slider.get_attribute("aria-valuetext") or "")
         page.keyboard.press("End")
-        assert (_shown(page), _mark(page)) == ([steps[-1]], last)
+        assert _shown(page) == [steps[-1]]
         assert not heard
 
 
