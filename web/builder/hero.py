@@ -69,10 +69,13 @@ class Rung:
 
 
 def rungs(results: Results) -> list[Rung]:
-    """The ladder's steps in reading order, each with those languages that have begun by then."""
+    """The ladder's steps in reading order, each with those languages that have begun by then.
+
+    All are compared at the operation's profile case, so those that leave it to another step's kernel are left out.
+    """
     chosen = tomllib.loads(_CHOSEN.read_text())
     found, last = [], dict[Backend, Side]()
-    for step in results.op.steps:
+    for step in (step for step in results.op.steps if not step.profile_case):
         title, why = headers.told(results.op, step)
         for backend in BACKENDS:
             if backend in step.backends:
