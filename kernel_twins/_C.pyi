@@ -72,7 +72,7 @@ def probe(name: str, buffer: torch.Tensor, iterations: typing.SupportsInt) -> No
     """
 def product_configuration(a: torch.Tensor, b: torch.Tensor, *, along_k: bool = False, fp32_out: bool = False) -> str:
     """
-    The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, N], bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.
+    The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, N], bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K; fp32_out: the result is fp32.
     """
 def reduction(step: str, x: torch.Tensor, *, out: torch.Tensor) -> None:
     """

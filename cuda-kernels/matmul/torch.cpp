@@ -371,7 +371,8 @@ void register_matmul(pybind11::module_& module) {
   module.def(
       "product_configuration", configuration,
       "The tile, and the split of K, of the last step's kernel for a @ b, in words. a: [M, K], b: [K, N], "
-      "bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K.",
+      "bf16 or fp16 alike, on a GPU of 9.0; along_k: as linear, which reads both along K; fp32_out: the "
+      "result is fp32.",
       arg("a"), arg("b"), kw_only(), arg("along_k") = false, arg("fp32_out") = false);
   define_linear(module);
 }

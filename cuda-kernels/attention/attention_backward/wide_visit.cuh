@@ -2,7 +2,7 @@
 // D from 136 to 256.
 #pragma once
 
-#include "lib/ptx/wgmma_n32.cuh"
+#include "lib/ptx/wgmma_narrow.cuh"
 #include "visit.cuh"
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -16,7 +16,7 @@ __device__ inline void multiply_half(float (&sums)[HALF_PAIRS], uint64_t a, uint
 #pragma unroll
   for (int step = 0; step < 256 / 16; ++step) {
     const int at = step / 4 * (TILE_BYTES / 16) + step % 4 * 2;  // 16 columns, in units of 16 bytes
-    wgmma_m64n32k16<T>(sums, a + at, b + at, step > 0);
+    wgmma_m64k16_narrow<HALF_ROWS, T, false>(sums, a + at, b + at, step > 0);
   }
 }
 

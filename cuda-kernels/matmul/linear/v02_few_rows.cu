@@ -64,13 +64,6 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_PER_SM)
 #endif
 }
 
-// Describes a matrix of `lines` by K in lines along K; base is nullptr if it must be repacked for that.
-static Operand along_k(const void* matrix, const LinearArgs& args, int64_t lines, int64_t stride,
-                       int64_t stride_k) {
-  const Operand operand = describe_operand(matrix, args.dtype, lines, args.K, stride, stride_k);
-  return operand.along_k ? operand : Operand{nullptr, lines, args.K, 0, true};
-}
-
 template <typename T>
 static void launch_plan(const MatmulBf16Args& product, const LinearFewRowsProblem& problem,
                         const FewRowsPlan& plan) {
@@ -100,8 +93,8 @@ void linear_v02_few_rows(const LinearArgs& args) {
                      (args.pre == nullptr || mappable(args.pre, args.dtype, args.M, args.N, args.N));
   FewRowsPlan plan;
   if (std::min({args.M, args.N, args.K}) == 0 || std::max({args.M, args.N, args.K}) >= LARGEST_SIZE ||
-      !plan_few_rows(product, along_k(args.x, args, args.M, args.stride_xm, args.stride_xk),
-                     along_k(args.weight, args, args.N, args.stride_wn, args.stride_wk), plain, plan)) {
+      !plan_few_rows(product, along_k(describe_a(product), args.M, args.K),
+                     along_k(describe_b(product), args.N, args.K), plain, plan)) {
     linear_v01_fused(args);
     return;
   }

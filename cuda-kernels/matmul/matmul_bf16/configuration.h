@@ -6,5 +6,5 @@
 #include "args.h"
 
 // The tile and how K is split, on the current device; args' pointers are only asked for their alignment.
-// `along_k`: as linear, which repacks operands whose lines do not run along K. Sizes are not 0.
-std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool along_k);
+// `as_linear`: operands whose lines do not run along K are repacked. Sizes are not 0.
+std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear);

@@ -67,6 +67,11 @@ __global__ void along_k_kernel(const Word* from, Word* to, int lines, int K, int
   for (int line = 0; line < lines; ++line) to[line * pitch + k] = from[line * stride + k * stride_k];
 }
 
+// An operand that is read along K; base is nullptr if it must be repacked for that.
+inline Operand along_k(const Operand& operand, int64_t lines, int64_t K) {
+  return operand.along_k ? operand : Operand{nullptr, lines, K, 0, true};
+}
+
 // What v18 computes of a product: its operands, repacked where they must be, and the choice.
 struct FewRowsPlan {
   Operand wide, few;
@@ -102,7 +107,7 @@ inline bool plan_few_rows(const MatmulBf16Args& args, Operand a, Operand b, bool
   if (!decision.taken) return false;
   const FewRowsChoice& choice = decision.v18;
   Operand& few = choice.transposed ? a : b;
-  if (!few.along_k && FEW_ROWS_SHAPES[choice.shape].few <= 64) {
+  if (choice.repacked) {
     const int64_t lines = choice.transposed ? args.M : args.N;
     const int64_t pitch = cdiv(args.K, 64) * 64;
     void* to = args.memory->workspace(lines * pitch * size_of(args.dtype));

@@ -26,6 +26,7 @@ struct FewRowsChoice {
   bool transposed;  // the few lines are a's rows, else b's columns
   int shape;        // of FEW_ROWS_SHAPES
   int clusters, blocks;
+  bool repacked;  // the few lines, which run across K
   double cycles;  // that it should take
 };
 
@@ -177,9 +178,9 @@ inline FewRowsChoice choose_few_rows(const GpuRates& gpu, const FewRowsProduct& 
         for (int blocks = 1; blocks <= MOST_BLOCKS; ++blocks) {
           const int splits = clusters * blocks;
           if (splits > 1 && (splits > k_blocks || tiles * splits > most)) break;
-          FewRowsChoice choice = {transposed, i, clusters, blocks, 0};
+          FewRowsChoice choice = {transposed, i, clusters, blocks, few <= 64 && !along_k, 0};
           choice.cycles = v18_cycles(gpu, product, choice);
-          if (few <= 64 && !along_k) choice.cycles += REPACK_CYCLES;
+          if (choice.repacked) choice.cycles += REPACK_CYCLES;
           if (choice.cycles < best.cycles) best = choice;
         }
       }

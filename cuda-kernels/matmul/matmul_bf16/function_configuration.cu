@@ -7,11 +7,13 @@ static std::string sizes(int first, int second) {
   return std::to_string(first) + " x " + std::to_string(second);
 }
 
-std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool along_k) {
+std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear) {
   Operand a = describe_a(args);
   Operand b = describe_b(args);
-  if (along_k && !a.along_k) a = {nullptr, args.M, args.K, 0, true};
-  if (along_k && !b.along_k) b = {nullptr, args.N, args.K, 0, true};
+  if (as_linear) {
+    a = along_k(a, args.M, args.K);
+    b = along_k(b, args.N, args.K);
+  }
   const bool plain =
       args.out_dtype == args.dtype && mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
@@ -32,10 +34,8 @@ std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool along_k) 
     if (decision.v15.splits > 1)
       told += ", the last tiles' K split by " + std::to_string(decision.v15.splits);
   }
-  const bool few_across = decision.taken && FEW_ROWS_SHAPES[decision.v18.shape].few <= 64 &&
-                          !(decision.v18.transposed ? a : b).along_k;
-  if (a.base == nullptr || (few_across && decision.v18.transposed)) told += "; the first operand is repacked";
-  if (b.base == nullptr || (few_across && !decision.v18.transposed))
-    told += "; the second operand is repacked";
+  const bool repacked = decision.taken && decision.v18.repacked;
+  if (a.base == nullptr || (repacked && decision.v18.transposed)) told += "; the first operand is repacked";
+  if (b.base == nullptr || (repacked && !decision.v18.transposed)) told += "; the second operand is repacked";
   return told;
 }
