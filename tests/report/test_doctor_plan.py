@@ -257,10 +257,13 @@ def test_trials_without_a_gpu_say_so(tmp_path: Path) -> None:
 
 TIMED = {
     "softmax": 32, "softmax_backward": 25, "cross_entropy": 23, "cross_entropy_backward": 15, "layer_norm": 35,
-    "layer_norm_backward": 26, "matmul_fp32": 78, "matmul_tf32x3": 24, "vector_add": 35, "reduction": 28,
-    "rms_norm": 29, "rms_norm_backward": 26, "dropout_add": 16, "dropout_add_backward": 16, "reduction_nd": 31,
+    "layer_norm_backward": 26, "matmul_bf16": 116, "matmul_fp32": 78, "matmul_tf32x3": 24, "linear": 18,
+    "vector_add": 35, "reduction": 28, "rms_norm": 29, "rms_norm_backward": 26, "dropout_add": 16,
+    "dropout_add_backward": 16, "reduction_nd": 31,
 }  # fmt: skip
-"""Seconds, in three commands on the reference GPU that recorded everything; without ladders that grew since."""
+"""Seconds, in three commands on the reference GPU that recorded everything."""
+LATER = ("v18_few_rows", "v02_few_rows")
+"""Steps that came since."""
 PROFILED = {
     "rms_norm": 16, "reduction": 27, "layer_norm_backward": 28, "matmul_tf32x3": 14, "linear": 11,
     "rms_norm_backward": 21, "dropout_add_backward": 18,
@@ -269,7 +272,9 @@ PROFILED = {
 
 
 def test_the_last_runs_come_out_as_they_were() -> None:
-    planned = {each.op: each for each in plan.plan(EVERYTHING, "T3", "ncu").operations}
+    steps = ([step for step in op.steps if step.name not in LATER] for op in EVERYTHING.ops)
+    then = (dataclasses.replace(op, steps=tuple(its)) for op, its in zip(EVERYTHING.ops, steps, strict=True))
+    planned = {each.op: each for each in plan.plan(Selection(tuple(then)), "T3", "ncu").operations}
     assert sum(planned[op].timing_s for op in TIMED) == pytest.approx(sum(TIMED.values()), rel=0.05)
     assert sum(planned[op].profiling_s for op in PROFILED) == pytest.approx(sum(PROFILED.values()), rel=0.1)
     names = list(PROFILED)
