@@ -20,7 +20,7 @@ from kernel_twins.harness.load import extension
 from kernel_twins.spec import Backend
 
 _FUNCTIONS = __package__ + "."
-_CHOOSING = {"matmul": ("v18_few_rows",), "linear": ("v02_few_rows",)}  # steps that choose a tile by a model
+_CHOOSING = {"matmul": ("v19_fitted_tiles",), "linear": ("v03_fitted_tiles",)}  # steps that choose a tile by a model
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ TIMED = {
     "dropout_add_backward": 16, "reduction_nd": 31,
 }  # fmt: skip
 """Seconds, in three commands on the reference GPU that recorded everything."""
-LATER = ("v18_few_rows", "v02_few_rows")
+LATER = ("v18_few_rows", "v02_few_rows", "v19_fitted_tiles", "v03_fitted_tiles")
 """Steps that came since."""
 PROFILED = {
     "rms_norm": 16, "reduction": 27, "layer_norm_backward": 28, "matmul_tf32x3": 14, "linear": 11,

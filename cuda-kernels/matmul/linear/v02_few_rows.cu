@@ -9,11 +9,8 @@
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   matmul_bf16's v18.
 // Twin:     triton-kernels/matmul/linear/v02_few_rows.py
-#include <algorithm>
-
-#include "args.h"
 #include "lib/activation.cuh"
-#include "matmul/matmul_bf16/few_rows.h"
+#include "product.h"
 
 void linear_v01_fused(const LinearArgs& args);
 
@@ -74,35 +71,27 @@ static void launch_plan(const MatmulBf16Args& product, const LinearFewRowsProble
   });
 }
 
-void linear_v02_few_rows(const LinearArgs& args) {
-  const MatmulBf16Args product = {.a = args.x,
-                                  .b = args.weight,
-                                  .out = args.out,
-                                  .M = args.M,
-                                  .N = args.N,
-                                  .K = args.K,
-                                  .stride_am = args.stride_xm,
-                                  .stride_ak = args.stride_xk,
-                                  .stride_bk = args.stride_wk,
-                                  .stride_bn = args.stride_wn,
-                                  .dtype = args.dtype,
-                                  .out_dtype = args.dtype,
-                                  .memory = args.memory,
-                                  .stream = args.stream};
-  const bool plain = mappable(args.out, args.dtype, args.M, args.N, args.N) &&
-                     (args.pre == nullptr || mappable(args.pre, args.dtype, args.M, args.N, args.N));
-  FewRowsPlan plan;
-  if (std::min({args.M, args.N, args.K}) == 0 || std::max({args.M, args.N, args.K}) >= LARGEST_SIZE ||
-      !plan_few_rows(product, along_k(describe_a(product), args.M, args.K),
-                     along_k(describe_b(product), args.N, args.K), plain, plan)) {
-    linear_v01_fused(args);
-    return;
-  }
+void linear_launch_few_rows(const LinearArgs& args, const FewRowsPlan& plan) {
   LinearFewRowsProblem problem = {};
   problem.bias = args.bias;
   problem.pre = args.pre;
   problem.activation = args.activation;
   problem.in_fours = reinterpret_cast<uintptr_t>(args.pre) % (4 * size_of(args.dtype)) == 0;
+  const MatmulBf16Args product = product_of(args);
   args.dtype == Dtype::bf16 ? launch_plan<__nv_bfloat16>(product, problem, plan)
                             : launch_plan<__half>(product, problem, plan);
+}
+
+void linear_v02_few_rows(const LinearArgs& args) {
+  if (has_products(args)) {
+    const MatmulBf16Args product = product_of(args);
+    const Operand x = along_k(describe_a(product), args.M, args.K);
+    const Operand weight = along_k(describe_b(product), args.N, args.K);
+    const FewRowsDecision decision = decide_few_rows(product, x, weight, stored_by_copy_engine(args));
+    if (decision.taken) {
+      linear_launch_few_rows(args, plan_few_rows(product, x, weight, decision.v18));
+      return;
+    }
+  }
+  linear_v01_fused(args);
 }

@@ -85,27 +85,31 @@ struct FewRowsDecision {
   Choice v15;
 };
 
+// A product as the model sees it.
+inline FewRowsProduct product_of(const MatmulBf16Args& args, const Operand& a, const Operand& b) {
+  // As repack_operands leaves an operand that it has to copy: whole lines of 64, but for shorter ones.
+  const auto pitch = [](const Operand& operand) {
+    if (operand.base != nullptr) return operand.pitch;
+    return cdiv(operand.length, operand.length < 64 ? 8 : 64) * (operand.length < 64 ? 8 : 64);
+  };
+  return {args.M, args.N, args.K, pitch(a), pitch(b), a.along_k, b.along_k};
+}
+
 // `plain`: as for v15's choice.
 inline FewRowsDecision decide_few_rows(const MatmulBf16Args& args, const Operand& a, const Operand& b,
                                        bool plain) {
   const GpuRates gpu = gpu_rates();
-  // As repack_operands leaves an operand that it has to copy: whole lines of 64, but for shorter ones.
-  const auto aligned = [](const Operand& operand) {
-    if (operand.base != nullptr) return operand.pitch % 64 == 0;
-    return operand.length > 64 - 8;
-  };
-  const FewRowsProduct product = {args.M, args.N, args.K, aligned(a), aligned(b), a.along_k, b.along_k};
+  const FewRowsProduct product = product_of(args, a, b);
   const FewRowsChoice v18 = choose_few_rows(gpu, product);
-  const Choice v15 = choose(args.M, args.N, args.K, gpu.sms, plain, product.a_aligned && product.b_aligned);
+  const Choice v15 = choose(args.M, args.N, args.K, gpu.sms, plain,
+                            in_whole_lines(product.a_pitch) && in_whole_lines(product.b_pitch));
   const bool better = v18.blocks > 0 && v18.cycles <= BETTER_SHARE * v15_cycles(gpu, product, v15);
   return {better, v18, v15};
 }
 
-// Plans a product, and repacks its operands; false, with nothing done, if v15's tiles should take less time.
-inline bool plan_few_rows(const MatmulBf16Args& args, Operand a, Operand b, bool plain, FewRowsPlan& plan) {
-  const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
-  if (!decision.taken) return false;
-  const FewRowsChoice& choice = decision.v18;
+// Plans a product, and repacks its operands.
+inline FewRowsPlan plan_few_rows(const MatmulBf16Args& args, Operand a, Operand b,
+                                 const FewRowsChoice& choice) {
   Operand& few = choice.transposed ? a : b;
   if (choice.repacked) {
     const int64_t lines = choice.transposed ? args.M : args.N;
@@ -120,8 +124,7 @@ inline bool plan_few_rows(const MatmulBf16Args& args, Operand a, Operand b, bool
     few = {to, lines, args.K, pitch, true};
   }
   repack_operands(args, a, b);
-  plan = choice.transposed ? FewRowsPlan{b, a, choice} : FewRowsPlan{a, b, choice};
-  return true;
+  return choice.transposed ? FewRowsPlan{b, a, choice} : FewRowsPlan{a, b, choice};
 }
 
 // Calls function.operator()<SHAPE>() for the shape of that number.

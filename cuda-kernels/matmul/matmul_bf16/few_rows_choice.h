@@ -74,7 +74,8 @@ constexpr Model NARROW = {2500, 56, 67, 1.8, 0.57, 900, 1560, 405, 3200};  // v1
 constexpr Model BROAD = {6000, 56, 95, 1.6, 0.43, 300, 580, 115, 7200};    // its other tiles
 constexpr Model V15 = {4900, 90, 120, 1.6, 0.92, 70, 3400, 43, 0};
 constexpr double REPACK_CYCLES = 3500;  // to copy few lines that run across K
-constexpr double BETTER_SHARE = 0.95;   // v18 is taken if it should need this share of v15's time, or less
+constexpr double BETTER_SHARE =
+    0.95;  // a later step is taken if it should need this share of the time, or less
 
 // Clusters of 1 to 8 blocks that 132 SMs hold at once, a block an SM, as the driver tells of an H200.
 constexpr int MOST_CLUSTERS[] = {132, 66, 39, 30, 22, 17, 15, 15};
@@ -82,9 +83,12 @@ constexpr int MOST_CLUSTERS[] = {132, 66, 39, 30, 22, 17, 15, 15};
 // A product as the model sees it.
 struct FewRowsProduct {
   int64_t M, N, K;
-  bool a_aligned, b_aligned;  // the operand's lines begin at multiples of 128 bytes
+  int64_t a_pitch, b_pitch;   // elements between the operand's lines
   bool a_along_k, b_along_k;  // they run along K
 };
+
+// Whether lines begin at multiples of 128 bytes.
+inline bool in_whole_lines(int64_t pitch) { return pitch % 64 == 0; }
 
 inline double dram_cycles(const GpuRates& gpu, const FewRowsProduct& product) {
   return 2.0 * (product.M + product.N) * product.K / gpu.dram_bytes_a_cycle;
@@ -101,9 +105,9 @@ inline double v15_cycles(const GpuRates& gpu, const FewRowsProduct& product, con
   const int64_t most = gpu.sms / shape.cluster;
   const int64_t tiles = cdiv(product.M, shape.block_m * shape.cluster) * cdiv(product.N, shape.block_n);
   const double a_lines =
-      std::min<int64_t>(shape.block_m, product.M) * (product.a_aligned ? 1.0 : V15.unaligned);
+      std::min<int64_t>(shape.block_m, product.M) * (in_whole_lines(product.a_pitch) ? 1.0 : V15.unaligned);
   const double b_lines =
-      std::min<int64_t>(shape.block_n, product.N) * (product.b_aligned ? 1.0 : V15.unaligned);
+      std::min<int64_t>(shape.block_n, product.N) * (in_whole_lines(product.b_pitch) ? 1.0 : V15.unaligned);
   const double sums = shape.block_m * shape.block_n / 1024.0;
   const auto round = [&](int64_t clusters, int64_t steps) {
     return steps * std::max({shape.block_m * shape.block_n / 32.0,
@@ -124,8 +128,8 @@ inline double v18_cycles(const GpuRates& gpu, const FewRowsProduct& product, con
   const Model& model = shape.few <= 64 ? NARROW : BROAD;
   const int64_t wide = choice.transposed ? product.N : product.M;
   const int64_t few = choice.transposed ? product.M : product.N;
-  const bool wide_aligned = choice.transposed ? product.b_aligned : product.a_aligned;
-  const bool few_aligned = choice.transposed ? product.a_aligned : product.b_aligned;
+  const bool wide_aligned = in_whole_lines(choice.transposed ? product.b_pitch : product.a_pitch);
+  const bool few_aligned = in_whole_lines(choice.transposed ? product.a_pitch : product.b_pitch);
   const int splits = choice.clusters * choice.blocks;
   const int64_t all = cdiv(wide, shape.wide) * cdiv(few, shape.few) * splits;
   const int64_t clusters = std::max<int64_t>(1, int64_t{MOST_CLUSTERS[choice.blocks - 1]} * gpu.sms / 132);

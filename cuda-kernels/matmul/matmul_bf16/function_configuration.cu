@@ -1,6 +1,6 @@
 // matmul_bf16's and linear's choice of a tile in words, for kernel_twins.explain. Host code alone.
 #include "configuration.h"
-#include "few_rows.h"
+#include "fitted.h"
 
 // Two sizes, as in "64 x 8".
 static std::string sizes(int first, int second) {
@@ -16,9 +16,22 @@ std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear
   }
   const bool plain =
       args.out_dtype == args.dtype && mappable(args.out, args.out_dtype, args.M, args.N, args.N);
-  const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
+  // As v19 decides, and for what it leaves to v18 as that does.
+  FittedDecision decision;
+  if (has_few_lines(args) || args.out_dtype != args.dtype) {
+    const FewRowsDecision before = decide_few_rows(args, a, b, plain);
+    decision = {before.taken ? FittedDecision::V18 : FittedDecision::V15, before.v15, before.v18, {}};
+  } else {
+    decision = decide_fitted(args, a, b, plain);
+  }
+  const auto of_clusters = [](int block_m, int block_n, int cluster, int splits) {
+    std::string told = "tiles of " + sizes(block_m, block_n);
+    if (cluster > 1) told += ", clusters of " + std::to_string(cluster);
+    if (splits > 1) told += ", the last tiles' K split by " + std::to_string(splits);
+    return told;
+  };
   std::string told;
-  if (decision.taken) {
+  if (decision.step == FittedDecision::V18) {
     const FewRowsShape& shape = FEW_ROWS_SHAPES[decision.v18.shape];
     const int splits = decision.v18.clusters * decision.v18.blocks;
     told = decision.v18.transposed ? "tiles of " + sizes(shape.few, shape.wide) + ", transposed"
@@ -27,14 +40,14 @@ std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear
       told +=
           ", K split by " + std::to_string(splits) + " in clusters of " + std::to_string(decision.v18.blocks);
     }
+  } else if (decision.step == FittedDecision::V19) {
+    const FittedShape& shape = FITTED_SHAPES[decision.v19.tile.shape];
+    told = of_clusters(shape.block_m, shape.block_n, shape.cluster, decision.v19.tile.splits);
   } else {
     const Shape& shape = SHAPES[decision.v15.shape];
-    told = "tiles of " + sizes(shape.block_m, shape.block_n);
-    if (shape.cluster > 1) told += ", clusters of " + std::to_string(shape.cluster);
-    if (decision.v15.splits > 1)
-      told += ", the last tiles' K split by " + std::to_string(decision.v15.splits);
+    told = of_clusters(shape.block_m, shape.block_n, shape.cluster, decision.v15.splits);
   }
-  const bool repacked = decision.taken && decision.v18.repacked;
+  const bool repacked = decision.step == FittedDecision::V18 && decision.v18.repacked;
   if (a.base == nullptr || (repacked && decision.v18.transposed)) told += "; the first operand is repacked";
   if (b.base == nullptr || (repacked && !decision.v18.transposed)) told += "; the second operand is repacked";
   return told;

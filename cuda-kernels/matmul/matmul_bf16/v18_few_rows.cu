@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_PER_SM)
 #endif
 }
 
-static void launch_plan(const MatmulBf16Args& args, const FewRowsPlan& plan) {
+void matmul_bf16_launch_few_rows(const MatmulBf16Args& args, const FewRowsPlan& plan) {
   dispatch_operands(args.dtype, plan.wide, plan.few, [&]<typename T, bool WIDE_COL, bool FEW_ALONG_K>() {
     dispatch_few_rows_shape(plan.choice.shape, [&]<FewRowsShape SHAPE>() {
       if constexpr (FEW_ALONG_K || SHAPE.few > 64) {
@@ -41,13 +41,16 @@ static void launch_plan(const MatmulBf16Args& args, const FewRowsPlan& plan) {
 }
 
 void matmul_bf16_v18_few_rows(const MatmulBf16Args& args) {
-  FewRowsPlan plan;
   const bool plain =
       args.out_dtype == args.dtype && mappable(args.out, args.out_dtype, args.M, args.N, args.N);
-  if (std::min({args.M, args.N, args.K}) > 0 && std::max({args.M, args.N, args.K}) < LARGEST_SIZE &&
-      plan_few_rows(args, describe_a(args), describe_b(args), plain, plan)) {
-    launch_plan(args, plan);
-  } else {
-    matmul_bf16_v15_dispatch(args);
+  if (std::min({args.M, args.N, args.K}) > 0 && std::max({args.M, args.N, args.K}) < LARGEST_SIZE) {
+    const Operand a = describe_a(args);
+    const Operand b = describe_b(args);
+    const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
+    if (decision.taken) {
+      matmul_bf16_launch_few_rows(args, plan_few_rows(args, a, b, decision.v18));
+      return;
+    }
   }
+  matmul_bf16_v15_dispatch(args);
 }

@@ -127,6 +127,7 @@ _BENCH_CASES = (
 _PROFILE_CASE = Case.of(*_SQUARE, dtype="bf16", act="gelu")
 _FEW = Case.of(64, 4_096, 4_096, dtype="bf16", act="gelu")
 _FEWER = Case.of(16, 14_336, 4_096, dtype="bf16", act="gelu")
+_FITTED = Case.of(1_024, 5_120, 4_096, dtype="bf16", act="gelu")
 
 OP = Op(
     name="linear",
@@ -168,7 +169,7 @@ OP = Op(
         )
     ),
     bench_cases=_BENCH_CASES,
-    wide_cases=(_FEWER,),
+    wide_cases=(_FEWER, _FITTED),
     headline_cases=(_PROFILE_CASE, Case.of(8_192, 8_192, 8_192, dtype="bf16", act="gelu")),
     size_axis=shared.SQUARES,
     profile_case=_PROFILE_CASE,
@@ -177,7 +178,7 @@ OP = Op(
     bytes=_bytes,
     baselines={"torch": _torch, "compile": baselines.compiled_results(_function)},
     references={f"product_{backend}": Reference(backend, "matmul_bf16", _operands) for backend in BACKENDS},
-    behind={"cuda": ("v02_few_rows",), "triton": ("v02_few_rows",)},
+    behind={"cuda": ("v03_fitted_tiles",), "triton": ("v02_few_rows",)},
     steps=(
         Step(
             name="v01_fused",
@@ -200,6 +201,18 @@ OP = Op(
             arch="==9.0a",
             wide=True,
             profile_case={"cuda": _FEW, "triton": _FEWER},
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
+        ),
+        Step(
+            name="v03_fitted_tiles",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True, case=_FITTED),
+                Prediction("tensor_pipe", ">=", 70, case=_FITTED),
+            ),
+            no_triton="Triton's tiles have sizes that are powers of two.",
+            arch="==9.0a",
+            wide=True,
+            profile_case={"cuda": _FITTED},
             promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
         ),
     ),

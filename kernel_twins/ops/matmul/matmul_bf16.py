@@ -10,6 +10,7 @@ _LAYOUT_GAP = "Triton's compiler swizzles shared memory and picks the instructio
 _TUNING_GAP = "The constants of v05_grouped were chosen by the same search, by hand."
 _TILE_GAP = "Triton's tiles have been as large since v05, and searched since v06."
 _SPECIALIZED_GAP = "Triton pipelines loads by itself; roles by hand are for Gluon, see v16_gluon."
+_WIDTHS_GAP = "Triton's tiles have sizes that are powers of two."
 _CLUSTER_GAP = "Triton 3.6 has no multicast copy that a kernel could ask for."
 
 
@@ -43,29 +44,33 @@ _BENCH_CASES = tuple(
         (3_333, 5_555, 7_777, "bf16", {}),
     )
 )
-_WIDE_CASES = tuple(
-    case
-    for m, n, k in (
-        (1_024, 1_024, 1_024),
-        (2_048, 2_048, 2_048),
-        (4_096, 4_096, 4_096),
-        (6_144, 6_144, 6_144),
-        (8_192, 8_192, 8_192),
-        (16_384, 16_384, 16_384),
-        (4_096, 14_336, 4_096),
-        (4_096, 4_096, 14_336),
-        (8_192, 28_672, 8_192),
-        (8_192, 1_024, 8_192),
-        (64, 4_096, 4_096),
-        (128, 8_192, 8_192),
-        (16, 14_336, 4_096),
-        (4_096, 512, 16_384),
-        (1_000, 1_000, 1_000),
-        (4_095, 4_097, 4_096),
-        (3_333, 5_555, 7_777),
-    )
-    for case in (Case.of(m, n, k, dtype="bf16"), Case.of(m, n, k, dtype="bf16", b="col"))
-    if case not in _BENCH_CASES
+_FITTED = Case.of(1_024, 5_120, 4_096, dtype="bf16", b="col")  # two rounds of 66 clusters of 128 x 160, but for four
+_WIDE_CASES = (
+    *(
+        case
+        for m, n, k in (
+            (1_024, 1_024, 1_024),
+            (2_048, 2_048, 2_048),
+            (4_096, 4_096, 4_096),
+            (6_144, 6_144, 6_144),
+            (8_192, 8_192, 8_192),
+            (16_384, 16_384, 16_384),
+            (4_096, 14_336, 4_096),
+            (4_096, 4_096, 14_336),
+            (8_192, 28_672, 8_192),
+            (8_192, 1_024, 8_192),
+            (64, 4_096, 4_096),
+            (128, 8_192, 8_192),
+            (16, 14_336, 4_096),
+            (4_096, 512, 16_384),
+            (1_000, 1_000, 1_000),
+            (4_095, 4_097, 4_096),
+            (3_333, 5_555, 7_777),
+        )
+        for case in (Case.of(m, n, k, dtype="bf16"), Case.of(m, n, k, dtype="bf16", b="col"))
+        if case not in _BENCH_CASES
+    ),
+    _FITTED,
 )
 _FEW = Case.of(16, 14_336, 4_096, dtype="bf16", b="col")
 
@@ -109,7 +114,7 @@ OP = Op(
             for m, n, k in ((4_096, 4_096, 4_096), (8_192, 8_192, 8_192), (4_095, 4_097, 4_096))
         )
     },
-    behind={"cuda": ("v18_few_rows", "v05_grouped"), "triton": ("v18_few_rows",)},
+    behind={"cuda": ("v19_fitted_tiles", "v05_grouped"), "triton": ("v18_few_rows",)},
     steps=(
         Step(
             name="v01_naive",
@@ -300,6 +305,19 @@ OP = Op(
             fp32_out=True,
             wide=True,
             profile_case={"cuda": _FEW, "triton": _FEW},
+            promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
+        ),
+        Step(
+            name="v19_fitted_tiles",
+            predictions=(
+                Prediction("time", "<=", 0.95, relative=True, case=_FITTED),
+                Prediction("tensor_pipe", ">=", 70, case=_FITTED),
+            ),
+            no_triton=_WIDTHS_GAP,
+            arch="==9.0a",
+            fp32_out=True,
+            wide=True,
+            profile_case={"cuda": _FITTED},
             promises={90: (ptx.WGMMA, ptx.TMA_LOAD, ptx.TMA_STORE, ptx.EARLY)},
         ),
     ),

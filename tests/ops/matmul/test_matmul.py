@@ -66,7 +66,8 @@ def test_what_out_may_be() -> None:
 def test_only_steps_that_say_so_write_an_fp32_out() -> None:
     usual, fp32 = Case.parse("64x64x64-bf16"), Case.parse("64x64x64-bf16-out.fp32")
     assert OP.serves(PLAIN, usual) and OP.serves(FP32_OUT, usual) and OP.serves(FP32_OUT, fp32)
-    assert OP.refusal(PLAIN, fp32) == "v98_plain does not write out.fp32, take v15_dispatch, v17_prologue, v18_few_rows"
+    able = "v15_dispatch, v17_prologue, v18_few_rows, v19_fitted_tiles"
+    assert OP.refusal(PLAIN, fp32) == f"v98_plain does not write out.fp32, take {able}"
     assert OP.refusal(FP32_OUT, Case.parse("64x64x64-fp32")) == "dtype is fp32, must be bf16 or fp16"
 
 

@@ -1,0 +1,66 @@
+// matmul_bf16 v19_fitted_tiles: tiles of 160, 176 and 224 columns, too, and a choice that was fitted to
+// trials.
+//
+// Change:   v15's kernel gets tiles whose columns are a multiple of 16, not of 64. The last columns of such a
+//           tile are a narrower piece in shared memory, with a box of their own. fitted_choice.h has one
+//           model for these tiles and for v15's, whose numbers follow from trials of every tile at drawn
+//           products, and weighs them against v18's.
+// Why:      a GPU of 132 SMs computes 132 tiles at once. Where a result has 1.1 times as many, a second round
+//           runs nearly empty; each further width of a tile is one more chance that the last round is full.
+//           And v15's rough numbers take tiles that are too large for small products.
+// Counter:  at the profiled product, 1024 x 5120 x 4096, tensor_pipe rises: two full rounds of 128 x 160
+//           replace a round of 128 x 256 and a part of another.
+// Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
+// Source:   PTX ISA, "wgmma.mma_async", for the shapes; CUTLASS, "Efficient GEMM in CUDA", for rounds of
+// tiles
+//           and the last of them.
+#include <algorithm>
+
+#include "fitted.cuh"
+#include "fitted.h"
+
+void matmul_bf16_v15_dispatch(const MatmulBf16Args& args);
+void matmul_bf16_launch_few_rows(const MatmulBf16Args& args, const FewRowsPlan& plan);
+void matmul_bf16_v18_few_rows(const MatmulBf16Args& args);
+
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::THREADS, 1)
+    matmul_bf16_v19_fitted_tiles_kernel(const __grid_constant__ FittedProblem problem) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  fitted_blocks<Tile>(problem);
+#endif
+}
+
+static void launch_choice(const MatmulBf16Args& args, Operand a, Operand b, bool plain,
+                          const Choice& choice) {
+  repack_operands(args, a, b);
+  dispatch_operands(args.dtype, a, b, [&]<typename T, bool A_COL, bool B_COL>() {
+    dispatch_fitted_shape(choice.shape, plain, [&]<FittedShape SHAPE, bool PLAIN>() {
+      using Tile = FittedTile<T, SHAPE, A_COL, B_COL, PLAIN>;
+      FittedProblem problem = {};
+      if constexpr (PLAIN && Tile::REST > 0)
+        problem.out_rest = rest_map(args.out, args.dtype, args.M, args.N, Tile::REST);
+      launch_tile<Tile>(matmul_bf16_v19_fitted_tiles_kernel<Tile>, problem, args, a, b, choice);
+    });
+  });
+}
+
+void matmul_bf16_v19_fitted_tiles(const MatmulBf16Args& args) {
+  if (has_few_lines(args) || args.K == 0 || std::max({args.M, args.N, args.K}) >= LARGEST_SIZE ||
+      args.out_dtype != args.dtype) {
+    matmul_bf16_v18_few_rows(args);
+    return;
+  }
+  const Operand a = describe_a(args);
+  const Operand b = describe_b(args);
+  const bool plain = mappable(args.out, args.out_dtype, args.M, args.N, args.N);
+  const FittedDecision decision = decide_fitted(args, a, b, plain);
+  switch (decision.step) {
+    case FittedDecision::V15:
+      return matmul_bf16_v15_dispatch(args);
+    case FittedDecision::V18:
+      return matmul_bf16_launch_few_rows(args, plan_few_rows(args, a, b, decision.v18));
+    case FittedDecision::V19:
+      return launch_choice(args, a, b, plain, decision.v19.tile);
+  }
+}
