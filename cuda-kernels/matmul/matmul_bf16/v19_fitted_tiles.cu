@@ -8,8 +8,8 @@
 // Why:      a GPU of 132 SMs computes 132 tiles at once. Where a result has 1.1 times as many, a second round
 //           runs nearly empty; each further width of a tile is one more chance that the last round is full.
 //           And v15's rough numbers take tiles that are too large for small products.
-// Counter:  at the profiled product, 1024 x 5120 x 4096, tensor_pipe rises: two full rounds of 128 x 160
-//           replace a round of 128 x 256 and a part of another.
+// Counter:  at the profiled product, 1024 x 5120 x 4096, tensor_pipe rises: two rounds of 128 x 160, the second
+//           nearly full, replace two of 128 x 192, of which the second is two thirds full.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   PTX ISA, "wgmma.mma_async", for the shapes; CUTLASS, "Efficient GEMM in CUDA", for rounds of
 // tiles

@@ -305,10 +305,10 @@ def fitted_tiles(drawing: Drawing) -> None:
     for x, columns, left in ((16, 256, 14), (336, 160, 62)):
         drawing.heading(x, 20, f"tiles of {columns} columns: {66 + left}")
         drawing.text(x, 48, "first round: 66 clusters")
-        drawing.grid(x, 58, 22, 3, 12, "idle", {"tensor": patch(range(3), range(22))})
+        drawing.grid(x, 58, 3, 22, 12, "idle", {"tensor": patch(range(3), range(22))})
         drawing.text(x, 122, f"second round: {left}")
         taken = {divmod(cluster, 22) for cluster in range(left)}
-        drawing.grid(x, 132, 22, 3, 12, "idle", {"tensor": taken})
+        drawing.grid(x, 132, 3, 22, 12, "idle", {"tensor": taken})
         drawing.note(x, 190, f"a round takes {columns // 32} parts of time,\nthe product {columns // 16}")
     drawing.text(16, 228, "1024 x 5120, in clusters of two blocks, 256 rows high; a cluster has two of 132 SMs")
 
