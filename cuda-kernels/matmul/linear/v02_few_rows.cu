@@ -71,7 +71,8 @@ static void launch_plan(const MatmulBf16Args& product, const LinearFewRowsProble
   });
 }
 
-void linear_launch_few_rows(const LinearArgs& args, const FewRowsPlan& plan) {
+// For later steps, which plan a product by themselves.
+void linear_v02_few_rows(const LinearArgs& args, const FewRowsPlan& plan) {
   LinearFewRowsProblem problem = {};
   problem.bias = args.bias;
   problem.pre = args.pre;
@@ -89,7 +90,7 @@ void linear_v02_few_rows(const LinearArgs& args) {
     const Operand weight = along_k(describe_b(product), args.N, args.K);
     const FewRowsDecision decision = decide_few_rows(product, x, weight, stored_by_copy_engine(args));
     if (decision.taken) {
-      linear_launch_few_rows(args, plan_few_rows(product, x, weight, decision.v18));
+      linear_v02_few_rows(args, plan_few_rows(product, x, weight, decision.v18));
       return;
     }
   }

@@ -1,9 +1,9 @@
 // linear v03_fitted_tiles: matmul_bf16's v19 with bias and activation applied before the sums are rounded.
 //
 // Change:   the tiles of matmul_bf16's v19, and its choice, compute the layer's product. A warp holds the
-// bias of
-//           a tile's columns however many they are, and reads it by the element, so that an odd layer's bias
-//           is not copied.
+// bias
+//           of a tile's columns however many they are, and reads it by the element, so that an odd layer's
+//           bias is not copied.
 // Why:      a layer's outputs are seldom a multiple of a tile of 256 columns times the SMs.
 // Counter:  as matmul_bf16's v19: where the last round of tiles is fuller, tensor_pipe rises.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
@@ -13,12 +13,11 @@
 #include "matmul/matmul_bf16/fitted.h"
 #include "product.h"
 
-void linear_launch_few_rows(const LinearArgs& args, const FewRowsPlan& plan);
+void linear_v02_few_rows(const LinearArgs& args, const FewRowsPlan& plan);
 void linear_v01_fused(const LinearArgs& args);
-void linear_v02_few_rows(const LinearArgs& args);
 
 struct LinearFittedProblem : FittedProblem {
-  CUtensorMap pre_map, pre_rest;  // as out's; empty unless pre is mapped
+  CUtensorMap pre_map, pre_rest;  // as out's; empty unless the tile has PLAIN_OUT
   void* pre;                      // [M, N], row-major; or nullptr
   const uint16_t* bias;           // [N], of T; or nullptr
   Activation activation;
@@ -108,8 +107,8 @@ static void launch_choice(const LinearArgs& args, Operand x, Operand weight, boo
 
 void linear_v03_fitted_tiles(const LinearArgs& args) {
   const MatmulBf16Args product = product_of(args);
-  if (!has_products(args) || has_few_lines(product)) {
-    linear_v02_few_rows(args);
+  if (!has_products(args)) {
+    linear_v01_fused(args);
     return;
   }
   const Operand x = along_k(describe_a(product), args.M, args.K);
@@ -120,7 +119,7 @@ void linear_v03_fitted_tiles(const LinearArgs& args) {
     case FittedDecision::V15:
       return linear_v01_fused(args);
     case FittedDecision::V18:
-      return linear_launch_few_rows(args, plan_few_rows(product, x, weight, decision.v18));
+      return linear_v02_few_rows(args, plan_few_rows(product, x, weight, decision.v18));
     case FittedDecision::V19:
       return args.dtype == Dtype::bf16
                  ? launch_choice<__nv_bfloat16>(args, x, weight, plain, decision.v19.tile)

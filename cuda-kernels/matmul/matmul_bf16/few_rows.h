@@ -86,7 +86,7 @@ struct FewRowsDecision {
 };
 
 // A product as the model sees it.
-inline FewRowsProduct product_of(const MatmulBf16Args& args, const Operand& a, const Operand& b) {
+inline FewRowsProduct modelled(const MatmulBf16Args& args, const Operand& a, const Operand& b) {
   // As repack_operands leaves an operand that it has to copy: whole lines of 64, but for shorter ones.
   const auto pitch = [](const Operand& operand) {
     if (operand.base != nullptr) return operand.pitch;
@@ -99,7 +99,7 @@ inline FewRowsProduct product_of(const MatmulBf16Args& args, const Operand& a, c
 inline FewRowsDecision decide_few_rows(const MatmulBf16Args& args, const Operand& a, const Operand& b,
                                        bool plain) {
   const GpuRates gpu = gpu_rates();
-  const FewRowsProduct product = product_of(args, a, b);
+  const FewRowsProduct product = modelled(args, a, b);
   const FewRowsChoice v18 = choose_few_rows(gpu, product);
   const Choice v15 = choose(args.M, args.N, args.K, gpu.sms, plain,
                             in_whole_lines(product.a_pitch) && in_whole_lines(product.b_pitch));

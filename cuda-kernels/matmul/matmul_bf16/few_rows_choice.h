@@ -74,8 +74,8 @@ constexpr Model NARROW = {2500, 56, 67, 1.8, 0.57, 900, 1560, 405, 3200};  // v1
 constexpr Model BROAD = {6000, 56, 95, 1.6, 0.43, 300, 580, 115, 7200};    // its other tiles
 constexpr Model V15 = {4900, 90, 120, 1.6, 0.92, 70, 3400, 43, 0};
 constexpr double REPACK_CYCLES = 3500;  // to copy few lines that run across K
-constexpr double BETTER_SHARE =
-    0.95;  // a later step is taken if it should need this share of the time, or less
+// A later step is taken if it should need this share of the time, or less.
+constexpr double BETTER_SHARE = 0.95;
 
 // Clusters of 1 to 8 blocks that 132 SMs hold at once, a block an SM, as the driver tells of an H200.
 constexpr int MOST_CLUSTERS[] = {132, 66, 39, 30, 22, 17, 15, 15};

@@ -1,4 +1,4 @@
-// The kernel of matmul_bf16's v19 and of linear's v03: v15's, with tiles of any multiple of 16 columns.
+// The kernel of matmul_bf16's v19 and of linear's v03: v15's, with tiles of 160, 176 and 224 columns, too.
 // Terms: docs/glossary.md.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 // The kernel's argument, by value.
 struct FittedProblem : MatmulProblem {
-  CUtensorMap
-      out_rest;  // out in boxes of a tile's narrower last piece; empty unless it has one and out_mapped
+  // out in boxes of a tile's narrower last piece; empty unless the tile has one, and PLAIN_OUT.
+  CUtensorMap out_rest;
 };
 
 // BLOCK_M x BLOCK_N sums a block; CLUSTER blocks, one below the other, share their tile of B.
@@ -46,14 +46,16 @@ struct FittedTile {
     uint64_t empty[STAGES];  // complete when all consumers, those of the whole cluster, have read it
     unsigned ticket[CONSUMERS];
   };
-  static_assert(BLOCK_N % 16 == 0 && PIECES <= 4);
+  static_assert(BLOCK_N / CLUSTER % 8 == 0 &&
+                PIECES <= 4);  // a share of B's tile is whole patterns of the swizzle
   static_assert(sizeof(Shared) <= SHARED_BYTES && STAGES >= 3);
 };
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Stores a warpgroup's 64 rows of a tile through two pieces of shared memory, as v15's TileStore does; the
-// last piece has fewer columns.
+// last piece may have fewer columns. An epilogue's `store` takes the maps of whole pieces and of the last
+// one, too, and the matrix.
 template <typename Tile>
 class FittedStore {
   using T = typename Tile::T;
@@ -62,9 +64,9 @@ class FittedStore {
   const typename Tile::Problem& problem;
   uint8_t (*const pieces)[PIECE_BYTES];
   typename Tile::Epilogue epilogue;
-  uint32_t words[PIECES][16];
-  int row = 0, col = 0;  // of the tile
-  int stored = PIECES;   // pieces of the tile; from PIECES on none waits
+  uint32_t words[PIECES][16] = {};  // of the last piece, the first ones are used
+  int row = 0, col = 0;             // of the tile
+  int stored = PIECES;              // pieces of the tile; from PIECES on none waits
 
   static constexpr bool is_rest(int piece) { return Tile::REST > 0 && piece == PIECES - 1; }
   static constexpr int columns_of(int piece) { return is_rest(piece) ? Tile::REST : 64; }
@@ -88,8 +90,7 @@ class FittedStore {
     }(std::make_integer_sequence<int, PIECES>{});
   }
 
-  // Stages the narrower last piece: rows of as many bytes as there are, since the copy engine swizzles whole
-  // lines alone.
+  // Stages the narrower last piece, whose rows are as long as they are wide and not swizzled.
   __device__ void stage_rest(uint8_t* piece) {
     const int lane_id = threadIdx.x % 32;
     const int of_row = threadIdx.x % WARPGROUP / 32 * 16 + lane_id % 16;
@@ -245,7 +246,7 @@ __device__ void fitted_blocks(const typename Tile::Problem& problem) {
     prefetch_tensor_map(&problem.a);
     prefetch_tensor_map(&problem.b);
     if (problem.out_mapped) prefetch_tensor_map(&problem.out);
-    if (problem.out_mapped && Tile::REST > 0) prefetch_tensor_map(&problem.out_rest);
+    if (Tile::PLAIN_OUT && Tile::REST > 0) prefetch_tensor_map(&problem.out_rest);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
       mbarrier_init(&shared.full[stage], 1);
       mbarrier_init(&shared.empty[stage], Tile::CONSUMERS * Tile::CLUSTER);

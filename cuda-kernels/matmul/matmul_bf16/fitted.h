@@ -29,9 +29,6 @@ inline CUtensorMap rest_map(const void* matrix, Dtype dtype, int64_t rows, int64
   return map;
 }
 
-// A product of few lines has tiles of v18, or v15's, as v18 decides.
-inline bool has_few_lines(const MatmulBf16Args& args) { return std::min(args.M, args.N) <= 64; }
-
 // Which step's tiles should take the least time, and the best of each step.
 struct FittedDecision {
   enum { V15, V18, V19 } step;
@@ -40,26 +37,29 @@ struct FittedDecision {
   FittedChoice v19;
 };
 
-// What v18 decides stays, unless another step's tiles should need BETTER_SHARE of its time, or less. Not for
-// few lines. `plain`: the copy engine can store out, and whatever else an epilogue stores.
+// What v18 decides stays, unless another step's tiles should need BETTER_SHARE of its time, or less. v19 has
+// no tiles for few lines, nor for an fp32 out. `plain`: the copy engine can store out, and whatever else an
+// epilogue stores.
 inline FittedDecision decide_fitted(const MatmulBf16Args& args, const Operand& a, const Operand& b,
                                     bool plain) {
-  const GpuRates gpu = gpu_rates();
-  const FewRowsProduct product = product_of(args, a, b);
+  constexpr int FEW = 64;  // lines, which v18's narrow tiles are for
   const FewRowsDecision before = decide_few_rows(args, a, b, plain);
+  FittedDecision decision = {
+      before.taken ? FittedDecision::V18 : FittedDecision::V15, before.v15, before.v18, {}};
+  if (std::min(args.M, args.N) <= FEW || args.out_dtype != args.dtype) return decision;
+  const GpuRates gpu = gpu_rates();
+  const FewRowsProduct product = modelled(args, a, b);
   const Shape& shape = SHAPES[before.v15.shape];
-  FittedDecision decision = {before.taken ? FittedDecision::V18 : FittedDecision::V15, before.v15, before.v18,
-                             choose_fitted(gpu, product, plain)};
   double least = before.taken
                      ? before.v18.cycles
                      : fitted_cycles(gpu, product, {shape.block_m, shape.block_n, shape.cluster, true},
                                      before.v15.splits);
-  if (decision.v19.cycles <= BETTER_SHARE * least) {
+  decision.v19 = choose_fitted(gpu, product, plain);
+  if (decision.v19.tile.splits > 0 && decision.v19.cycles <= BETTER_SHARE * least) {
     least = decision.v19.cycles;
     decision.step = FittedDecision::V19;
   }
-  if (decision.v18.blocks > 0 && decision.v18.cycles <= BETTER_SHARE * least)
-    decision.step = FittedDecision::V18;
+  if (before.v18.blocks > 0 && before.v18.cycles <= BETTER_SHARE * least) decision.step = FittedDecision::V18;
   return decision;
 }
 

@@ -16,14 +16,7 @@ std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear
   }
   const bool plain =
       args.out_dtype == args.dtype && mappable(args.out, args.out_dtype, args.M, args.N, args.N);
-  // As v19 decides, and for what it leaves to v18 as that does.
-  FittedDecision decision;
-  if (has_few_lines(args) || args.out_dtype != args.dtype) {
-    const FewRowsDecision before = decide_few_rows(args, a, b, plain);
-    decision = {before.taken ? FittedDecision::V18 : FittedDecision::V15, before.v15, before.v18, {}};
-  } else {
-    decision = decide_fitted(args, a, b, plain);
-  }
+  const FittedDecision decision = decide_fitted(args, a, b, plain);
   const auto of_clusters = [](int block_m, int block_n, int cluster, int splits) {
     std::string told = "tiles of " + sizes(block_m, block_n);
     if (cluster > 1) told += ", clusters of " + std::to_string(cluster);

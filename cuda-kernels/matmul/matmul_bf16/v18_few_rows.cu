@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(Tile::THREADS, Tile::BLOCKS_PER_SM)
 #endif
 }
 
-void matmul_bf16_launch_few_rows(const MatmulBf16Args& args, const FewRowsPlan& plan) {
+// For later steps, which plan a product by themselves.
+void matmul_bf16_v18_few_rows(const MatmulBf16Args& args, const FewRowsPlan& plan) {
   dispatch_operands(args.dtype, plan.wide, plan.few, [&]<typename T, bool WIDE_COL, bool FEW_ALONG_K>() {
     dispatch_few_rows_shape(plan.choice.shape, [&]<FewRowsShape SHAPE>() {
       if constexpr (FEW_ALONG_K || SHAPE.few > 64) {
@@ -48,7 +49,7 @@ void matmul_bf16_v18_few_rows(const MatmulBf16Args& args) {
     const Operand b = describe_b(args);
     const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
     if (decision.taken) {
-      matmul_bf16_launch_few_rows(args, plan_few_rows(args, a, b, decision.v18));
+      matmul_bf16_v18_few_rows(args, plan_few_rows(args, a, b, decision.v18));
       return;
     }
   }

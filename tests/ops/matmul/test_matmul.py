@@ -103,7 +103,7 @@ def test_all_shapes_are_timed_in_both_layouts() -> None:
         for layout in ((), (("b", "col"),))
     }
     assert {*by_layout[()]} == {*by_layout[(("b", "col"),)]}
-    assert all(len({*shapes}) == len(shapes) == 17 for shapes in by_layout.values())
+    assert all(len({*shapes}) == len(shapes) == 18 for shapes in by_layout.values())
 
 
 def test_copyable_says_what_the_copy_engine_takes() -> None:
