@@ -1,9 +1,8 @@
 // linear v03_fitted_tiles: matmul_bf16's v19 with bias and activation applied before the sums are rounded.
 //
 // Change:   the tiles of matmul_bf16's v19, and its choice, compute the layer's product. A warp holds the
-// bias
-//           of a tile's columns however many they are, and reads it by the element, so that an odd layer's
-//           bias is not copied.
+//           bias of a tile's columns however many they are, and reads it by the element, so that an odd
+//           layer's bias is not copied.
 // Why:      a layer's outputs are seldom a multiple of a tile of 256 columns times the SMs.
 // Counter:  as matmul_bf16's v19: where the last round of tiles is fuller, tensor_pipe rises.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.

@@ -1,11 +1,9 @@
-// matmul_bf16 v19_fitted_tiles: tiles of 160, 176 and 224 columns, too, and a choice that was fitted to
-// trials.
+// matmul_bf16 v19_fitted_tiles: tiles of 160, 176 and 224 columns, and a choice that was fitted to trials.
 //
 // Change:   v15's kernel gets tiles of 160, 176 and 224 columns, which are no multiples of 64. The last
-// columns of
-//           such a tile are a narrower piece in shared memory, with a box of their own. fitted_choice.h has
-//           one model for these tiles and most of v15's, whose numbers follow from trials of every tile at
-//           drawn products. v18's decision stays where it should take as little time.
+//           columns of such a tile are a narrower piece in shared memory, with a box of their own.
+//           fitted_choice.h has one model for these tiles and most of v15's, whose numbers follow from trials
+//           of every tile at drawn products. v18's decision stays where it should take as little time.
 // Why:      a GPU of 132 SMs computes 132 tiles at once. Where a result has 1.1 times as many, a second round
 //           runs nearly empty; each further width of a tile is one more chance that the last round is full.
 //           And v15's rough numbers take tiles that are too large for small products.
@@ -13,8 +11,7 @@
 //           second nearly full, replace two of 128 x 192, of which the second is two thirds full.
 // Requires: compute capability 9.0 with its own features (sm_90a); M, N and K below 2^31 - 1024.
 // Source:   PTX ISA, "wgmma.mma_async", for the shapes; CUTLASS, "Efficient GEMM in CUDA", for rounds of
-// tiles
-//           and the last of them.
+//           tiles and the last of them.
 #include <algorithm>
 
 #include "fitted.cuh"
