@@ -46,8 +46,8 @@ struct FittedTile {
     uint64_t empty[STAGES];  // complete when all consumers, those of the whole cluster, have read it
     unsigned ticket[CONSUMERS];
   };
-  static_assert(BLOCK_N / CLUSTER % 8 == 0 &&
-                PIECES <= 4);  // a share of B's tile is whole patterns of the swizzle
+  static_assert(BLOCK_N / CLUSTER % 8 == 0, "a share of B's tile is whole patterns of the swizzle");
+  static_assert(PIECES <= 4, "two pieces are stored at a time, twice");
   static_assert(sizeof(Shared) <= SHARED_BYTES && STAGES >= 3);
 };
 
