@@ -46,24 +46,25 @@ inline auto find_encoder() {
 }
 
 // A tensor map of a row-major matrix [rows, cols], copied in boxes of `box_rows` (at most 256) rows of 128
-// bytes; within every eight rows the 16-byte pieces are swizzled. Throws std::runtime_error if the matrix is
-// not mappable.
+// bytes; within every eight rows the 16-byte pieces are swizzled. Rows of `box_cols` elements, if that is
+// given, are narrower and not swizzled. Throws std::runtime_error if the matrix is not mappable.
 inline CUtensorMap tensor_map(const void* matrix, Dtype dtype, int64_t rows, int64_t cols, int64_t pitch,
-                              int box_rows) {
+                              int box_rows, int box_cols = 0) {
   static const auto encode = find_encoder();
   const CUtensorMapDataType type = dtype == Dtype::fp32   ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                                    : dtype == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                           : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const cuuint64_t size[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
   const cuuint64_t pitch_bytes[] = {static_cast<cuuint64_t>(pitch * size_of(dtype))};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(BOX_ROW_BYTES / size_of(dtype)),
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols > 0 ? box_cols : BOX_ROW_BYTES / size_of(dtype)),
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[] = {1, 1};
   CUtensorMap map;
   // L2 promotion fetches 128 bytes at a time. With 256, rows that begin in the middle of 256 bytes would be
   // fetched twice.
   const CUresult error = encode(&map, type, 2, const_cast<void*>(matrix), size, pitch_bytes, box, step,
-                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                box_cols > 0 ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
                                 CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (error != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled refused a matrix of " + std::to_string(rows) + " x " +

@@ -10,16 +10,18 @@
 #include "lib/activation.cuh"
 #include "matmul/matmul_bf16/fitted.cuh"
 #include "matmul/matmul_bf16/fitted.h"
+#include "matmul/matmul_bf16/launch.cuh"
 #include "product.h"
 
 void linear_v02_few_rows(const LinearArgs& args, const FewRowsPlan& plan);
 void linear_v01_fused(const LinearArgs& args);
 
 struct LinearFittedProblem : FittedProblem {
-  CUtensorMap pre_map, pre_rest;  // as out's; empty unless the tile has PLAIN_OUT
+  CUtensorMap pre_map, pre_rest;  // as out's; empty unless pre_mapped
   void* pre;                      // [M, N], row-major; or nullptr
   const uint16_t* bias;           // [N], of T; or nullptr
   Activation activation;
+  bool pre_mapped;  // the tile has PLAIN_OUT
 };
 
 template <typename T, int BLOCK_N>
@@ -60,7 +62,9 @@ class LinearFittedEpilogue {
         for (int j = 0; j < 4; ++j) sums[i * 4 + j] += to_float(pair[j % 2]);
       }
     }
-    if (problem.pre != nullptr) store(&problem.pre_map, &problem.pre_rest, problem.pre);
+    if (problem.pre != nullptr) {
+      store(problem.pre_mapped ? &problem.pre_map : nullptr, problem.pre, &problem.pre_rest);
+    }
     with_activation(problem.activation, [&]<Activation ACTIVATION>() {
 #pragma unroll
       for (int i = 0; i < SUMS; ++i) sums[i] = activate<ACTIVATION>(sums[i]);
@@ -79,7 +83,7 @@ template <typename Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     linear_v03_fitted_tiles_kernel(const __grid_constant__ LinearFittedProblem problem) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  fitted_blocks<Tile>(problem);
+  matmul_blocks<Tile>(problem);
 #endif
 }
 
@@ -94,11 +98,11 @@ static void launch_choice(const LinearArgs& args, Operand x, Operand weight, boo
   problem.pre = args.pre;
   dispatch_fitted_shape(choice.shape, plain, [&]<FittedShape SHAPE, bool PLAIN>() {
     using Tile = LinearFittedTile<T, SHAPE, PLAIN>;
-    if (PLAIN && args.pre != nullptr)
+    problem.pre_mapped = PLAIN && args.pre != nullptr;
+    if (problem.pre_mapped) {
       problem.pre_map = tensor_map(args.pre, args.dtype, args.M, args.N, args.N, 64);
-    if constexpr (PLAIN && Tile::REST > 0) {
-      problem.out_rest = rest_map(args.out, args.dtype, args.M, args.N, Tile::REST);
-      if (args.pre != nullptr) problem.pre_rest = rest_map(args.pre, args.dtype, args.M, args.N, Tile::REST);
+      if constexpr (Tile::REST > 0)
+        problem.pre_rest = tensor_map(args.pre, args.dtype, args.M, args.N, args.N, 64, Tile::REST);
     }
     launch_tile<Tile>(linear_v03_fitted_tiles_kernel<Tile>, problem, product, x, weight, choice);
   });

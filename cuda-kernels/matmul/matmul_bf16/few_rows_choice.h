@@ -9,6 +9,7 @@
 
 #include "choice.h"
 #include "lib/common.cuh"
+#include "rounds.h"
 
 // The compiled tiles: lines of the wide operand and of the other one.
 struct FewRowsShape {
@@ -30,33 +31,6 @@ struct FewRowsChoice {
   double cycles;  // that it should take
 };
 
-// What the model knows of a GPU.
-struct GpuRates {
-  int sms;
-  double dram_bytes_a_cycle;
-};
-
-inline GpuRates gpu_rates() {
-  constexpr double SUSTAINED = 0.89;  // of the boost clock, while tensor cores work
-  int device = 0;
-  CUDA_CHECK(cudaGetDevice(&device));
-  const auto attribute = [&](cudaDeviceAttr name) {
-    int value = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
-    return value;
-  };
-  thread_local int known = -1;
-  thread_local GpuRates rates = {};
-  if (known != device) {
-    const double bytes =
-        2.0 * attribute(cudaDevAttrMemoryClockRate) * attribute(cudaDevAttrGlobalMemoryBusWidth) / 8;
-    rates = {attribute(cudaDevAttrMultiProcessorCount),
-             bytes / (SUSTAINED * attribute(cudaDevAttrClockRate))};
-    known = device;
-  }
-  return rates;
-}
-
 // The model's constants, for v18 and for v15, in cycles: fitted to trials of drawn products on an H200 that
 // were not kept.
 struct Model {
@@ -72,7 +46,18 @@ struct Model {
 };
 constexpr Model NARROW = {2500, 56, 67, 1.8, 0.57, 900, 1560, 405, 3200};  // v18's tiles of up to 64 columns
 constexpr Model BROAD = {6000, 56, 95, 1.6, 0.43, 300, 580, 115, 7200};    // its other tiles
-constexpr Model V15 = {4900, 90, 120, 1.6, 0.92, 70, 3400, 43, 0};
+constexpr RoundsModel V15 = {.launch = 4900,
+                             .cluster = 0,
+                             .lines = 90,
+                             .unaligned = {1.6, 1.6},
+                             .sm_bytes = 120,
+                             .sm_unaligned = {1.6, 1.6},
+                             .least = 0,
+                             .rows_64 = 1,
+                             .hidden = 0.92,
+                             .sums = 70,
+                             .joined = 3400,
+                             .sums_joined = 43};
 constexpr double REPACK_CYCLES = 3500;  // to copy few lines that run across K
 // A later step is taken if it should need this share of the time, or less.
 constexpr double BETTER_SHARE = 0.95;
@@ -80,46 +65,19 @@ constexpr double BETTER_SHARE = 0.95;
 // Clusters of 1 to 8 blocks that 132 SMs hold at once, a block an SM, as the driver tells of an H200.
 constexpr int MOST_CLUSTERS[] = {132, 66, 39, 30, 22, 17, 15, 15};
 
-// A product as the model sees it.
-struct FewRowsProduct {
-  int64_t M, N, K;
-  int64_t a_pitch, b_pitch;   // elements between the operand's lines
-  bool a_along_k, b_along_k;  // they run along K
-};
-
-// Whether lines begin at multiples of 128 bytes.
-inline bool in_whole_lines(int64_t pitch) { return pitch % 64 == 0; }
-
-inline double dram_cycles(const GpuRates& gpu, const FewRowsProduct& product) {
-  return 2.0 * (product.M + product.N) * product.K / gpu.dram_bytes_a_cycle;
-}
-
 inline double overlapped(const Model& model, double inside, double dram) {
   return model.launch + std::max(inside, dram) + model.hidden * std::min(inside, dram);
 }
 
+// The tile of v15's choice.
+inline ClusterTile tile_of(const Choice& choice) {
+  const Shape& shape = SHAPES[choice.shape];
+  return {shape.block_m, shape.block_n, shape.cluster};
+}
+
 // The cycles of v15's choice.
 inline double v15_cycles(const GpuRates& gpu, const FewRowsProduct& product, const Choice& choice) {
-  const Shape& shape = SHAPES[choice.shape];
-  const int64_t k_blocks = cdiv(product.K, BLOCK_K);
-  const int64_t most = gpu.sms / shape.cluster;
-  const int64_t tiles = cdiv(product.M, shape.block_m * shape.cluster) * cdiv(product.N, shape.block_n);
-  const double a_lines =
-      std::min<int64_t>(shape.block_m, product.M) * (in_whole_lines(product.a_pitch) ? 1.0 : V15.unaligned);
-  const double b_lines =
-      std::min<int64_t>(shape.block_n, product.N) * (in_whole_lines(product.b_pitch) ? 1.0 : V15.unaligned);
-  const double sums = shape.block_m * shape.block_n / 1024.0;
-  const auto round = [&](int64_t clusters, int64_t steps) {
-    return steps * std::max({shape.block_m * shape.block_n / 32.0,
-                             clusters * (a_lines * shape.cluster + b_lines) / V15.lines,
-                             (a_lines + b_lines) * 128 / V15.sm_bytes}) +
-           sums * V15.sums;
-  };
-  const int64_t left = tiles % most;
-  double inside = tiles / most * round(most, k_blocks);
-  if (left > 0) inside += round(left * choice.splits, cdiv(k_blocks, choice.splits));
-  if (choice.splits > 1) inside += V15.joined + (1 + choice.splits) * sums * V15.sums_joined;
-  return overlapped(V15, inside, dram_cycles(gpu, product));
+  return rounds_cycles(V15, gpu, product, tile_of(choice), choice.splits);
 }
 
 // The cycles of one of v18's choices.

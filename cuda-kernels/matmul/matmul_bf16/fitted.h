@@ -8,27 +8,6 @@
 #include "fitted_choice.h"
 #include "launch.cuh"
 
-// A tensor map of a row-major matrix [rows, cols] without padding, stored in boxes of 64 rows of `box_cols`
-// elements of 2 bytes, which are not swizzled.
-inline CUtensorMap rest_map(const void* matrix, Dtype dtype, int64_t rows, int64_t cols, int box_cols) {
-  static const auto encode = find_encoder();
-  const CUtensorMapDataType type =
-      dtype == Dtype::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  const cuuint64_t size[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t pitch_bytes[] = {static_cast<cuuint64_t>(cols * size_of(dtype))};
-  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols), 64};
-  const cuuint32_t step[] = {1, 1};
-  CUtensorMap map;
-  const CUresult error = encode(&map, type, 2, const_cast<void*>(matrix), size, pitch_bytes, box, step,
-                                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (error != CUDA_SUCCESS) {
-    throw std::runtime_error("cuTensorMapEncodeTiled refused a result of " + std::to_string(rows) + " x " +
-                             std::to_string(cols) + " elements (error " + std::to_string(error) + ")");
-  }
-  return map;
-}
-
 // Which step's tiles should take the least time, and the best of each step.
 struct FittedDecision {
   enum { V15, V18, V19 } step;
@@ -49,11 +28,8 @@ inline FittedDecision decide_fitted(const MatmulBf16Args& args, const Operand& a
   if (std::min(args.M, args.N) <= FEW || args.out_dtype != args.dtype) return decision;
   const GpuRates gpu = gpu_rates();
   const FewRowsProduct product = modelled(args, a, b);
-  const Shape& shape = SHAPES[before.v15.shape];
-  double least = before.taken
-                     ? before.v18.cycles
-                     : fitted_cycles(gpu, product, {shape.block_m, shape.block_n, shape.cluster, true},
-                                     before.v15.splits);
+  double least = before.taken ? before.v18.cycles
+                              : rounds_cycles(FITTED, gpu, product, tile_of(before.v15), before.v15.splits);
   decision.v19 = choose_fitted(gpu, product, plain);
   if (decision.v19.tile.splits > 0 && decision.v19.cycles <= BETTER_SHARE * least) {
     least = decision.v19.cycles;

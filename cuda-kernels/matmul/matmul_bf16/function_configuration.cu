@@ -17,9 +17,9 @@ std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear
   const bool plain =
       args.out_dtype == args.dtype && mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   const FittedDecision decision = decide_fitted(args, a, b, plain);
-  const auto of_clusters = [](int block_m, int block_n, int cluster, int splits) {
-    std::string told = "tiles of " + sizes(block_m, block_n);
-    if (cluster > 1) told += ", clusters of " + std::to_string(cluster);
+  const auto of_clusters = [](const ClusterTile& tile, int splits) {
+    std::string told = "tiles of " + sizes(tile.block_m, tile.block_n);
+    if (tile.cluster > 1) told += ", clusters of " + std::to_string(tile.cluster);
     if (splits > 1) told += ", the last tiles' K split by " + std::to_string(splits);
     return told;
   };
@@ -34,11 +34,9 @@ std::string matmul_bf16_configuration(const MatmulBf16Args& args, bool as_linear
           ", K split by " + std::to_string(splits) + " in clusters of " + std::to_string(decision.v18.blocks);
     }
   } else if (decision.step == FittedDecision::V19) {
-    const FittedShape& shape = FITTED_SHAPES[decision.v19.tile.shape];
-    told = of_clusters(shape.block_m, shape.block_n, shape.cluster, decision.v19.tile.splits);
+    told = of_clusters(FITTED_SHAPES[decision.v19.tile.shape], decision.v19.tile.splits);
   } else {
-    const Shape& shape = SHAPES[decision.v15.shape];
-    told = of_clusters(shape.block_m, shape.block_n, shape.cluster, decision.v15.splits);
+    told = of_clusters(tile_of(decision.v15), decision.v15.splits);
   }
   const bool repacked = decision.step == FittedDecision::V18 && decision.v18.repacked;
   if (a.base == nullptr || (repacked && decision.v18.transposed)) told += "; the first operand is repacked";

@@ -1,9 +1,11 @@
-// The kernel of matmul_bf16's v15 and of linear's v01, a template over tile and layouts. The main loop is
-// v13_tma_store's. New: the last tiles may be split along K; out may be fp32; a tile is stored while the next
-// one is multiplied; and the kernel may be set up before the one before it ends. Terms: docs/glossary.md.
+// The kernel of matmul_bf16's v15 and v19, and of linear's v01 and v03, a template over tile and layouts. The
+// main loop is v13_tma_store's. New: the last tiles may be split along K; out may be fp32; a tile is stored
+// while the next one is multiplied; and the kernel may be set up before the one before it ends. Terms:
+// docs/glossary.md.
 #pragma once
 
 #include "lib/ptx/wgmma.cuh"
+#include "lib/ptx/wgmma_between.cuh"
 #include "store.cuh"
 #include "tile.cuh"
 
@@ -37,7 +39,7 @@ __device__ inline void fetch(const MatmulProblem& problem, typename Tile::Shared
     load(&shared.b[stage][rank * COLS * BLOCK_K], k, col + rank * COLS);
   } else {
 #pragma unroll
-    for (int i = 0; i < Tile::BLOCK_N / 64; ++i) {
+    for (int i = 0; i < Tile::B_LOADED / 64; ++i) {
       if (i % Tile::CLUSTER == rank) load(&shared.b[stage][i * PIECE], col + i * 64, k);
     }
   }
@@ -57,6 +59,7 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
     prefetch_tensor_map(&problem.a);
     prefetch_tensor_map(&problem.b);
     if (problem.out_mapped) prefetch_tensor_map(&problem.out);
+    if constexpr (Tile::PLAIN_OUT && Tile::REST > 0) prefetch_tensor_map(&problem.out_rest);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
       mbarrier_init(&shared.full[stage], 1);
       mbarrier_init(&shared.empty[stage], Tile::CONSUMERS * Tile::CLUSTER);
@@ -124,8 +127,14 @@ __device__ void matmul_blocks(const typename Tile::Problem& problem) {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < BLOCK_K / 16; ++step) {
-          wgmma_m64k16<Tile::BLOCK_N, T, Tile::A_COL, Tile::B_COL>(sums, a + step * A_STEP, b + step * B_STEP,
-                                                                   k > work.k_begin || step > 0);
+          const bool accumulate = k > work.k_begin || step > 0;
+          if constexpr (Tile::REST == 0) {
+            wgmma_m64k16<Tile::BLOCK_N, T, Tile::A_COL, Tile::B_COL>(sums, a + step * A_STEP,
+                                                                     b + step * B_STEP, accumulate);
+          } else {
+            wgmma_m64k16_between<Tile::BLOCK_N, T, Tile::A_COL, Tile::B_COL>(sums, a + step * A_STEP,
+                                                                             b + step * B_STEP, accumulate);
+          }
         }
         wgmma_commit_group();
         wgmma_wait_group<1>();  // for the stage before

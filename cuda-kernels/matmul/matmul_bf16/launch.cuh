@@ -1,4 +1,4 @@
-// From a choice of tile to a launch, for matmul_bf16's v15 and linear's v01. Host code.
+// From a choice of tile to a launch, for matmul_bf16's v15 and v19, and linear's v01 and v03. Host code.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +30,8 @@ void launch_tile(void (*kernel)(Problem), Problem problem, const MatmulBf16Args&
   problem.out_fp32 = args.out_dtype == Dtype::fp32;
   problem.out_mapped = mappable(args.out, args.out_dtype, args.M, args.N, args.N);
   if (problem.out_mapped) problem.out = tensor_map(args.out, args.out_dtype, args.M, args.N, args.N, 64);
+  if constexpr (Tile::PLAIN_OUT && Tile::REST > 0)
+    problem.out_rest = tensor_map(args.out, args.out_dtype, args.M, args.N, args.N, 64, Tile::REST);
   if (split_tiles > 0) {
     // At most as many tiles are split as there are SMs, so the counters suffice for 680 SMs.
     const int64_t blocks = int64_t{split_tiles} * choice.splits * Tile::CLUSTER;

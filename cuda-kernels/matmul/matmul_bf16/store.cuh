@@ -1,16 +1,16 @@
-// The epilogue's store for matmul_bf16's v15 and linear's v01: sums of split tiles are added up, rounded,
-// staged in shared memory and stored.
+// The epilogue's store for matmul_bf16's v15 and v19, and linear's v01 and v03: sums of split tiles are added
+// up, rounded, staged in shared memory and stored.
 #pragma once
 
 #include "tile.cuh"
 
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// Rounds a thread's 32 sums of 64 columns to T, two to a word.
-template <typename T>
+// Rounds a thread's sums of a piece's columns to T, two to a word.
+template <typename T, int COLUMNS = 64>
 __device__ inline void round_piece(uint32_t (&words)[16], const float* sums) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < COLUMNS / 4; ++i) {
     alignas(4) const T pair[2] = {from_float<T>(sums[i * 2]), from_float<T>(sums[i * 2 + 1])};
     words[i] = *reinterpret_cast<const uint32_t*>(pair);
   }
@@ -24,6 +24,18 @@ __device__ inline void stage_piece(uint8_t* piece, const uint32_t (&words)[16]) 
   for (int j = 0; j < 4; ++j) {  // of 16 columns
     const uint32_t fragment[4] = {words[j * 4], words[j * 4 + 1], words[j * 4 + 2], words[j * 4 + 3]};
     stmatrix_x4(piece + row * 128 + ((j * 2 + lane_id / 16) ^ row % 8) * 16, fragment);
+  }
+}
+
+// Stages 64 rows of COLUMNS elements, fewer than 64, one after the other and not swizzled.
+template <int COLUMNS>
+__device__ inline void stage_narrow_piece(uint8_t* piece, const uint32_t (&words)[16]) {
+  const int lane_id = threadIdx.x % 32;
+  const int row = threadIdx.x % WARPGROUP / 32 * 16 + lane_id % 16;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 16; ++j) {
+    const uint32_t fragment[4] = {words[j * 4], words[j * 4 + 1], words[j * 4 + 2], words[j * 4 + 3]};
+    stmatrix_x4(piece + row * COLUMNS * 2 + (j * 2 + lane_id / 16) * 16, fragment);
   }
 }
 
@@ -131,7 +143,8 @@ __device__ inline bool join_splits(const MatmulProblem& problem, unsigned* ticke
 template <typename Tile>
 class TileStore {
   using T = typename Tile::T;
-  static constexpr int PIECES = Tile::BLOCK_N / 64;
+  static constexpr int PIECES = cdiv(Tile::BLOCK_N, 64);
+  static_assert(PIECES <= 4, "two pieces are stored at a time, twice");
 
   const typename Tile::Problem& problem;
   uint8_t (*const pieces)[PIECE_BYTES];
@@ -146,13 +159,17 @@ class TileStore {
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for that, and for all threads that read them
   }
 
-  // Starts the stores of staged pieces of `cols` columns by the copy engine.
-  __device__ void store_pieces(const CUtensorMap* map, int count, int first, int cols) {
+  // Starts the stores of staged pieces of `cols` columns by the copy engine. `rest`, if given, is the map of
+  // a narrower last piece.
+  __device__ void store_pieces(const CUtensorMap* map, int count, int first, int cols,
+                               const CUtensorMap* rest = nullptr) {
     fence_proxy_async();                                     // shows the pieces to the copy engine
     named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the pieces
     if (threadIdx.x % WARPGROUP == 0) {
       for (int i = 0; i < count; ++i) {
-        if (first + i * cols < problem.N) tma_store(map, pieces[i], first + i * cols, row);
+        const int place = first + i * cols;
+        const bool is_rest = Tile::REST > 0 && rest != nullptr && place == col + Tile::WHOLE * 64;
+        if (place < problem.N) tma_store(is_rest ? rest : map, pieces[i], place, row);
       }
       bulk_commit_group();
     }
@@ -160,18 +177,22 @@ class TileStore {
 
   __device__ void round(const float (&sums)[Tile::SUMS]) {
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) round_piece<T>(words[i], &sums[i * 32]);
+    for (int i = 0; i < Tile::WHOLE; ++i) round_piece<T>(words[i], &sums[i * 32]);
+    if constexpr (Tile::REST > 0) round_piece<T, Tile::REST>(words[Tile::WHOLE], &sums[Tile::WHOLE * 32]);
   }
 
   // Stores two of the rounded pieces, if there are as many.
   template <int FIRST>
-  __device__ void store_rounded(const CUtensorMap* map) {
+  __device__ void store_rounded(const CUtensorMap* map, const CUtensorMap* rest) {
     if constexpr (FIRST < PIECES) {
       constexpr int COUNT = FIRST + 1 < PIECES ? 2 : 1;
       wait_for_pieces();
 #pragma unroll
-      for (int i = 0; i < COUNT; ++i) stage_piece(pieces[i], words[FIRST + i]);
-      store_pieces(map, COUNT, col + FIRST * 64, 64);
+      for (int i = 0; i < COUNT; ++i) {
+        FIRST + i < Tile::WHOLE ? stage_piece(pieces[i], words[FIRST + i])
+                                : stage_narrow_piece<Tile::REST>(pieces[i], words[FIRST + i]);
+      }
+      store_pieces(map, COUNT, col + FIRST * 64, 64, rest);
     }
   }
 
@@ -180,24 +201,29 @@ class TileStore {
   template <typename Out>
   __device__ void store_now(const float (&sums)[Tile::SUMS], const CUtensorMap* map, void* matrix) {
     constexpr int COLS = 128 / sizeof(Out);
+    static_assert(Tile::BLOCK_N % 32 == 0,
+                  "a narrower last piece of T is half of one, and a whole one of fp32");
 #pragma unroll
-    for (int i = 0; i < Tile::BLOCK_N / COLS; ++i) {
+    for (int i = 0; i < cdiv(Tile::BLOCK_N, COLS); ++i) {
+      constexpr int REST = Tile::BLOCK_N % COLS;
+      const bool is_rest = REST > 0 && i == Tile::BLOCK_N / COLS;
       const int first = col + i * COLS;
       if (first >= problem.N) break;
       wait_for_pieces();
       if constexpr (sizeof(Out) == 4) {
         stage_piece_fp32(pieces[0], &sums[i * COLS / 2]);
       } else {
-        round_piece<T>(words[0], &sums[i * COLS / 2]);
+        is_rest ? round_piece<T, REST>(words[0], &sums[i * COLS / 2])
+                : round_piece<T>(words[0], &sums[i * COLS / 2]);
         stage_piece(pieces[0], words[0]);
       }
-      if (map != nullptr) {
+      if (map != nullptr && !is_rest) {
         store_pieces(map, 1, first, COLS);
       } else {
         named_barrier_sync(threadIdx.x / WARPGROUP, WARPGROUP);  // for all of the piece
         store_piece(static_cast<Out*>(matrix) + row * problem.N + first, pieces[0], problem.N,
                     static_cast<int>(min(problem.M - row, int64_t{64})),
-                    static_cast<int>(min(problem.N - first, int64_t{COLS})));
+                    static_cast<int>(min(problem.N - first, int64_t{is_rest ? REST : COLS})));
       }
     }
   }
@@ -221,15 +247,16 @@ class TileStore {
   __device__ void store(float (&sums)[Tile::SUMS]) {
     if (row >= problem.M) return;
     // An epilogue may store the sums once on the way.
-    epilogue.apply(problem, sums, [&](const CUtensorMap* map, void* matrix) {
-      if constexpr (Tile::PLAIN_OUT) {
-        round(sums);
-        store_rounded<0>(map);
-        store_rounded<2>(map);
-      } else {
-        store_now<T>(sums, map, matrix);
-      }
-    });
+    epilogue.apply(problem, sums,
+                   [&](const CUtensorMap* map, void* matrix, const CUtensorMap* rest = nullptr) {
+                     if constexpr (Tile::PLAIN_OUT) {
+                       round(sums);
+                       store_rounded<0>(map, rest);
+                       store_rounded<2>(map, rest);
+                     } else {
+                       store_now<T>(sums, map, matrix);
+                     }
+                   });
     if constexpr (Tile::PLAIN_OUT) {
       round(sums);
       stored = 0;
@@ -244,7 +271,11 @@ class TileStore {
   template <int FIRST>
   __device__ void flush() {
     if (!Tile::PLAIN_OUT || stored != FIRST) return;
-    store_rounded<FIRST>(&problem.out);
+    if constexpr (Tile::REST > 0) {
+      store_rounded<FIRST>(&problem.out, &problem.out_rest);
+    } else {
+      store_rounded<FIRST>(&problem.out, nullptr);
+    }
     stored += 2;
   }
 

@@ -34,8 +34,9 @@ struct MatmulProblem {
 struct PlainEpilogue {
   // Called while the last products of a tile that begins at column `col` run.
   __device__ void begin(const MatmulProblem&, int col) {}
-  // Called when all sums are complete. `store(map, matrix)` rounds them and stores them as they are; map is
-  // nullptr where the copy engine cannot store.
+  // Called when all sums are complete. `store(map, matrix, rest)` rounds them and stores them as they are;
+  // map is nullptr where the copy engine cannot store, and rest that of a narrower last piece, if the tile
+  // has one.
   template <int SUMS, typename Store>
   __device__ void apply(const MatmulProblem&, float (&sums)[SUMS], Store store) {}
 };
@@ -55,19 +56,24 @@ struct MatmulTile {
 
   static constexpr int CONSUMERS = BLOCK_M / 64;  // warpgroups that multiply 64 rows each
   static constexpr int THREADS = (1 + CONSUMERS) * WARPGROUP;
-  static constexpr int SUMS = BLOCK_N / 2;  // of a thread
-  static constexpr int STAGE_BYTES = (BLOCK_M + BLOCK_N) * BLOCK_K * sizeof(T);
+  static constexpr int SUMS = BLOCK_N / 2;    // of a thread
+  static constexpr int WHOLE = BLOCK_N / 64;  // pieces of 64 columns
+  static constexpr int REST = BLOCK_N % 64;   // columns of a narrower last piece
+  // B's columns come in pieces of 64 where they are neighbours, even if a piece has more than are multiplied.
+  static constexpr int B_LOADED = B_COL ? BLOCK_N : cdiv(BLOCK_N, 64) * 64;
+  static constexpr int STAGE_BYTES = (BLOCK_M + B_LOADED) * BLOCK_K * sizeof(T);
   static constexpr int STAGING_BYTES = CONSUMERS * 2 * PIECE_BYTES;
   static constexpr int STAGES = std::min(8, (SHARED_BYTES - STAGING_BYTES - 256) / STAGE_BYTES);
 
   struct Shared {
-    T a[STAGES][BLOCK_M * BLOCK_K];  // [BLOCK_M, BLOCK_K], or pieces [BLOCK_K, 64] if A_COL
-    T b[STAGES][BLOCK_K * BLOCK_N];  // pieces [BLOCK_K, 64], or [BLOCK_N, BLOCK_K] if B_COL
+    T a[STAGES][BLOCK_M * BLOCK_K];   // [BLOCK_M, BLOCK_K], or pieces [BLOCK_K, 64] if A_COL
+    T b[STAGES][BLOCK_K * B_LOADED];  // pieces [BLOCK_K, 64], or [BLOCK_N, BLOCK_K] if B_COL
     uint8_t out[CONSUMERS][2][PIECE_BYTES];
     uint64_t full[STAGES];   // complete when a stage's tiles have come
     uint64_t empty[STAGES];  // complete when all consumers, those of the whole cluster, have read it
     unsigned ticket[CONSUMERS];
   };
+  static_assert(BLOCK_N / CLUSTER % 8 == 0, "a share of B's tile is whole patterns of the swizzle");
   static_assert(sizeof(Shared) <= SHARED_BYTES && STAGES >= 3);
 };
 

@@ -16,6 +16,7 @@
 
 #include "fitted.cuh"
 #include "fitted.h"
+#include "launch.cuh"
 
 void matmul_bf16_v15_dispatch(const MatmulBf16Args& args);
 void matmul_bf16_v18_few_rows(const MatmulBf16Args& args, const FewRowsPlan& plan);
@@ -24,7 +25,7 @@ template <typename Tile>
 __global__ void __launch_bounds__(Tile::THREADS, 1)
     matmul_bf16_v19_fitted_tiles_kernel(const __grid_constant__ FittedProblem problem) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  fitted_blocks<Tile>(problem);
+  matmul_blocks<Tile>(problem);
 #endif
 }
 
@@ -34,10 +35,7 @@ static void launch_choice(const MatmulBf16Args& args, Operand a, Operand b, bool
   dispatch_operands(args.dtype, a, b, [&]<typename T, bool A_COL, bool B_COL>() {
     dispatch_fitted_shape(choice.shape, plain, [&]<FittedShape SHAPE, bool PLAIN>() {
       using Tile = FittedTile<T, SHAPE, A_COL, B_COL, PLAIN>;
-      FittedProblem problem = {};
-      if constexpr (PLAIN && Tile::REST > 0)
-        problem.out_rest = rest_map(args.out, args.dtype, args.M, args.N, Tile::REST);
-      launch_tile<Tile>(matmul_bf16_v19_fitted_tiles_kernel<Tile>, problem, args, a, b, choice);
+      launch_tile<Tile>(matmul_bf16_v19_fitted_tiles_kernel<Tile>, FittedProblem{}, args, a, b, choice);
     });
   });
 }

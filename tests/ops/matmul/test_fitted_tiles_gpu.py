@@ -16,7 +16,7 @@ from kernel_twins.spec import Case  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-# What v19 is told to take, of a and b along K, on an H100 and an H200: widths alone, and K split.
+# Products of a and b along K, and what v19 should take for them on an H100 and on an H200.
 SIZES = {
     "128 x 224": (1916, 1592, 264),
     "128 x 176": (985, 2584, 264),
@@ -40,8 +40,6 @@ MORE = (
 )
 LAYOUTS: tuple[dict[str, str], ...] = ({}, {"a": "col"}, {"b": "col"}, {"a": "col", "b": "col"})
 LINEARS = ({"act": "none"}, {"act": "gelu"}, {"act": "silu", "w": "col"})
-
-
 STEPS = {"matmul_bf16": "v19_fitted_tiles", "linear": "v03_fitted_tiles"}
 BY_SIZES = pytest.mark.parametrize("sizes", [*SIZES.values(), *MORE], ids="{0[0]}x{0[1]}x{0[2]}".format)
 BY_DTYPE = pytest.mark.parametrize("dtype", ["bf16", "fp16"])
