@@ -39,13 +39,13 @@ class LinearFittedEpilogue {
  public:
   // Loads the bias while the last products run.
   __device__ void begin(const LinearFittedProblem& problem, int col) {
-    if (problem.bias == nullptr) return;
+    const int64_t end = problem.bias == nullptr ? 0 : problem.N;  // of the columns that have a bias
 #pragma unroll
     for (int i = 0; i < WORDS; ++i) {
       const int at = col + (i * 32 + threadIdx.x % 32) * 2;
       bias[i] = 0;
-      if (at < problem.N) bias[i] = load(problem.bias + at);
-      if (at + 1 < problem.N) bias[i] |= load(problem.bias + at + 1) << 16;
+      if (at < end) bias[i] = load(problem.bias + at);
+      if (at + 1 < end) bias[i] |= load(problem.bias + at + 1) << 16;
     }
   }
 
