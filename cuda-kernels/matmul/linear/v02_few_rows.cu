@@ -88,7 +88,8 @@ void linear_v02_few_rows(const LinearArgs& args) {
     const MatmulBf16Args product = product_of(args);
     const Operand x = along_k(describe_a(product), args.M, args.K);
     const Operand weight = along_k(describe_b(product), args.N, args.K);
-    const FewRowsDecision decision = decide_few_rows(product, x, weight, stored_by_copy_engine(args));
+    const FewRowsDecision decision =
+        decide_few_rows(gpu_rates(), modelled(product, x, weight), stored_by_copy_engine(args));
     if (decision.taken) {
       linear_v02_few_rows(args, plan_few_rows(product, x, weight, decision.v18));
       return;

@@ -85,23 +85,18 @@ struct FewRowsDecision {
   Choice v15;
 };
 
-// A product as the model sees it.
+// A product as the model sees it: operands as they are after a repack.
 inline FewRowsProduct modelled(const MatmulBf16Args& args, const Operand& a, const Operand& b) {
-  // As repack_operands leaves an operand that it has to copy: whole lines of 64, but for shorter ones.
   const auto pitch = [](const Operand& operand) {
-    if (operand.base != nullptr) return operand.pitch;
-    return cdiv(operand.length, operand.length < 64 ? 8 : 64) * (operand.length < 64 ? 8 : 64);
+    return operand.base != nullptr ? operand.pitch : repacked_pitch(operand.length);
   };
   return {args.M, args.N, args.K, pitch(a), pitch(b), a.along_k, b.along_k};
 }
 
 // `plain`: as for v15's choice.
-inline FewRowsDecision decide_few_rows(const MatmulBf16Args& args, const Operand& a, const Operand& b,
-                                       bool plain) {
-  const GpuRates gpu = gpu_rates();
-  const FewRowsProduct product = modelled(args, a, b);
+inline FewRowsDecision decide_few_rows(const GpuRates& gpu, const FewRowsProduct& product, bool plain) {
   const FewRowsChoice v18 = choose_few_rows(gpu, product);
-  const Choice v15 = choose(args.M, args.N, args.K, gpu.sms, plain,
+  const Choice v15 = choose(product.M, product.N, product.K, gpu.sms, plain,
                             in_whole_lines(product.a_pitch) && in_whole_lines(product.b_pitch));
   const bool better = v18.blocks > 0 && v18.cycles <= BETTER_SHARE * v15_cycles(gpu, product, v15);
   return {better, v18, v15};

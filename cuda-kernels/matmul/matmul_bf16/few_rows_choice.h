@@ -65,10 +65,6 @@ constexpr double BETTER_SHARE = 0.95;
 // Clusters of 1 to 8 blocks that 132 SMs hold at once, a block an SM, as the driver tells of an H200.
 constexpr int MOST_CLUSTERS[] = {132, 66, 39, 30, 22, 17, 15, 15};
 
-inline double overlapped(const Model& model, double inside, double dram) {
-  return model.launch + std::max(inside, dram) + model.hidden * std::min(inside, dram);
-}
-
 // The tile of v15's choice.
 inline ClusterTile tile_of(const Choice& choice) {
   const Shape& shape = SHAPES[choice.shape];
@@ -113,7 +109,7 @@ inline double v18_cycles(const GpuRates& gpu, const FewRowsProduct& product, con
   // none.
   if (rounds > 0 && left > 0 && few_rows_blocks_per_sm(shape) == 2)
     inside = (inside + (rounds + static_cast<double>(left) / most) * round(most)) / 2;
-  return overlapped(model, inside, dram_cycles(gpu, product));
+  return overlapped(model.launch, model.hidden, inside, dram_cycles(gpu, product));
 }
 
 // v18's choice that should take the fewest cycles; those are infinite where it has no tile for the sizes. Few

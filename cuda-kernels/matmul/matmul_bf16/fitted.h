@@ -22,12 +22,12 @@ struct FittedDecision {
 inline FittedDecision decide_fitted(const MatmulBf16Args& args, const Operand& a, const Operand& b,
                                     bool plain) {
   constexpr int FEW = 64;  // lines, which v18's narrow tiles are for
-  const FewRowsDecision before = decide_few_rows(args, a, b, plain);
+  const GpuRates gpu = gpu_rates();
+  const FewRowsProduct product = modelled(args, a, b);
+  const FewRowsDecision before = decide_few_rows(gpu, product, plain);
   FittedDecision decision = {
       before.taken ? FittedDecision::V18 : FittedDecision::V15, before.v15, before.v18, {}};
   if (std::min(args.M, args.N) <= FEW || args.out_dtype != args.dtype) return decision;
-  const GpuRates gpu = gpu_rates();
-  const FewRowsProduct product = modelled(args, a, b);
   double least = before.taken ? before.v18.cycles
                               : rounds_cycles(FITTED, gpu, product, tile_of(before.v15), before.v15.splits);
   decision.v19 = choose_fitted(gpu, product, plain);

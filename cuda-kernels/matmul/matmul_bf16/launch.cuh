@@ -64,15 +64,19 @@ void launch_tile(void (*kernel)(Problem), Problem problem, const MatmulBf16Args&
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, problem));
 }
 
+// The pitch of an operand's copy, in elements: whole lines, but for rows shorter than a line.
+inline int64_t repacked_pitch(int64_t length) {
+  constexpr int64_t LINE = BOX_ROW_BYTES / 2;
+  return length < LINE ? cdiv(length, 8) * 8 : cdiv(length, LINE) * LINE;
+}
+
 // Copies operands that the copy engine cannot take into rows that it can, all in one launch.
 inline void repack_operands(const MatmulBf16Args& args, Operand& a, Operand& b) {
   RepackJobs jobs = {};
   const auto repack = [&](Operand& operand, const void* matrix, int64_t stride, int64_t stride_k,
                           RepackJob& job) {
     if (operand.base != nullptr) return;
-    constexpr int64_t LINE = BOX_ROW_BYTES / 2;  // elements
-    // Whole lines, but for rows shorter than a line.
-    operand.pitch = operand.length < LINE ? cdiv(operand.length, 8) * 8 : cdiv(operand.length, LINE) * LINE;
+    operand.pitch = repacked_pitch(operand.length);
     void* to = args.memory->workspace(operand.lines * operand.pitch * size_of(args.dtype));
     operand.base = to;
     job = {matrix,

@@ -49,6 +49,11 @@ inline double dram_cycles(const GpuRates& gpu, const FewRowsProduct& product) {
   return 2.0 * (product.M + product.N) * product.K / gpu.dram_bytes_a_cycle;
 }
 
+// The cycles of a kernel whose SMs and device memory work at the same time; of the shorter one a share shows.
+inline double overlapped(double launch, double hidden, double inside, double dram) {
+  return launch + std::max(inside, dram) + hidden * std::min(inside, dram);
+}
+
 // The blocks of a cluster, one below the other, of block_m x block_n sums each.
 struct ClusterTile {
   int block_m, block_n, cluster;
@@ -103,7 +108,6 @@ inline double rounds_cycles(const RoundsModel& model, const GpuRates& gpu, const
   double inside = tiles / most * round(most, k_blocks);
   if (left > 0) inside += round(left * splits, cdiv(k_blocks, splits));
   if (splits > 1) inside += model.joined + (1 + splits) * sums * model.sums_joined;
-  const double dram = dram_cycles(gpu, product);
-  return model.launch + (cluster > 1 ? model.cluster : 0) + std::max(inside, dram) +
-         model.hidden * std::min(inside, dram);
+  const double launch = model.launch + (cluster > 1 ? model.cluster : 0);
+  return overlapped(launch, model.hidden, inside, dram_cycles(gpu, product));
 }

@@ -47,7 +47,7 @@ void matmul_bf16_v18_few_rows(const MatmulBf16Args& args) {
   if (std::min({args.M, args.N, args.K}) > 0 && std::max({args.M, args.N, args.K}) < LARGEST_SIZE) {
     const Operand a = describe_a(args);
     const Operand b = describe_b(args);
-    const FewRowsDecision decision = decide_few_rows(args, a, b, plain);
+    const FewRowsDecision decision = decide_few_rows(gpu_rates(), modelled(args, a, b), plain);
     if (decision.taken) {
       matmul_bf16_v18_few_rows(args, plan_few_rows(args, a, b, decision.v18));
       return;
